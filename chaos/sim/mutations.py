@@ -17,12 +17,13 @@ from tickwheel.node.core import host
 from tickwheel.node.core import parts as parts_module
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.core import CoreListener, NodeCore
-from tickwheel.node.core.delivery import consumers, returns
+from tickwheel.node.core.delivery import consumers, inherited
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.heard_leases import HeardLeases
+from tickwheel.node.core.delivery.inherited import Inherited
 from tickwheel.node.core.delivery.lease_feed import LeaseFeed
-from tickwheel.node.core.delivery.returns import Inherited, Returns
+from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.founding import ClusterFounding
@@ -295,9 +296,9 @@ def stale_lease(patches: Patches) -> None:
         if not inside["return"]:
             original(self, positions)
 
-    patches.replace(Inherited, "take_over", within("hear"))
+    patches.replace(Inherited, "_take_over", within("hear"))
     patches.replace(Returns, "give_back", within("return"))
-    patches.replace(returns, "current", current)
+    patches.replace(inherited, "current", current)
     patches.replace(Channel, "release_hold", release_hold)
 
 

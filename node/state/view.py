@@ -231,6 +231,16 @@ class StateView:
         group = self._state.groups.get(group_id)
         return None if group is None else group.subscriptions.get(topic_id)
 
+    def floor(self, channel: tuple[int, int]) -> int:
+        """First unsettled position of (group id, topic id); 0: the group does not have the topic (any more)."""
+        subscription = self.subscription(*channel)
+        return 0 if subscription is None else subscription.floor
+
+    def epoch(self, channel: tuple[int, int]) -> int | None:
+        """How often a group was reset in a topic; None: it does not have the topic (any more)."""
+        subscription = self.subscription(*channel)
+        return None if subscription is None else subscription.epoch
+
     def waiting_retries(self, id: int) -> list[tuple[str, int, int, int]]:
         """A message's retries that wait in the wheel: (group, id of the retry's unit, due_ms, deliveries so far)."""
         cursor = self.wheel.cursor

@@ -24,6 +24,7 @@ from tickwheel.node.core.delivery.fetching import Fetching, Unreadable
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.handing import Handing, batch_of
 from tickwheel.node.core.delivery.heard_leases import HeardLeases
+from tickwheel.node.core.delivery.inherited import Inherited
 from tickwheel.node.core.delivery.lease_feed import LeaseFeed
 from tickwheel.node.core.delivery.leases import (
     TURN_CHANNELS,
@@ -36,7 +37,7 @@ from tickwheel.node.core.delivery.leases import (
     in_turn,
     ranges_of,
 )
-from tickwheel.node.core.delivery.returns import Inherited, Returns
+from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.delivery.settlements import Settlements, alone, by_topic
 from tickwheel.node.core.kernel import Kernel
@@ -146,7 +147,7 @@ class Delivery(Part):
         self.sessions = Sessions(config, self._dirty.add)
         self._channels: dict[ChannelKey, Channel] = {}
         self._recent: dict[int, RecentUnits] = {}
-        self._leases = LeaseTable(self._inherit)
+        self._leases = LeaseTable(lambda key: self._inherited.take(key))
         self.push = push
         self.fetching = Fetching(core, self._dirty.update, unreadable)
         self._turns = Counter[int]()
@@ -154,19 +155,8 @@ class Delivery(Part):
         consumers would have each message go to the same consumer."""
         self.active = False
         self.term = 0
-        self.feed = LeaseFeed(self._floor)
+        self.feed = LeaseFeed(state.floor)
         self.heard = HeardLeases()
-        self._inheritance = HeardLeases()
-        """Leases from before this mastership that are not taken over yet. Those of a channel are once it is looked at,
-        all others turn by turn: tens of thousands take seconds, and mastership would be lost meanwhile."""
-        self._inherited_out: dict[ChannelKey, int] = {}
-        """Of each channel in it: how many messages its leases hold at most."""
-        self._inherited_of_group = Counter[int]()
-        """Their sum by group."""
-        self._taken_over = 0
-        """Leases taken over so far."""
-        self._latest_ms = 0
-        """No lease from before this mastership ends later."""
         self._leaving: dict[int, None] = {}
         """Sessions that are over and whose messages go back, as an ordered set."""
         self._counts = counts
@@ -175,7 +165,9 @@ class Delivery(Part):
             config, state, proposer, self._leases, self.feed, self._came_back, self._settled, draw
         )
         self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
-        self._inherited = Inherited(state, self._leases, self.feed, self._channel)
+        self._inherited = Inherited(
+            state, self._leases, self.feed, self._channel, lambda: self._now_ms, ahead=push is not None
+        )
         self._returns = Returns(
             state,
             self._leases,
@@ -219,19 +211,13 @@ class Delivery(Part):
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
         self._forget_work()
         self._now_ms = now_ms
-        # No lease is longer than that, whatever a clock said when it was given out.
-        self._latest_ms = now_ms + self._config.lease_max_ms
-        self._inheritance.take_in(self.heard)
-        self._count_inheritance()
-        self._take_over_some()
+        self._inherited.begin(self.heard, now_ms + self._config.lease_max_ms)
         self._dirty.update(self.sessions.groups())
 
     def end(self, failure: Failure) -> None:
         """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
         next master, perhaps this node again, must not deliver them a second time."""
-        left, self._inheritance = self._inheritance, HeardLeases()
-        self._count_inheritance()
-        self.heard.take_in(left)
+        self.heard.take_in(self._inherited.left)
         self.heard.keep(self.held_leases())
         self.fetching.next_mastership()
         self.active = False
@@ -287,7 +273,7 @@ class Delivery(Part):
                 continue
             if self._state.group_broadcasting(group_id):
                 continue
-            if (group_id, topic_id) in self._inheritance:
+            if (group_id, topic_id) in self._inherited.left:
                 continue  # consumers may hold some of them, which is looked up once they are dispatched
             channel = self._channel((group_id, topic_id))
             assert channel is not None
@@ -365,9 +351,9 @@ class Delivery(Part):
         Consumers are closed if their group is gone, or if their filter no longer matches the group's."""
         self._forget_work()
         # Leases of an earlier master can exist without a channel: nobody has consumed here yet.
-        void = {key for key in self._inheritance.channels() if self._epoch(key) is None}
+        void = {key for key in self._inherited.left.channels() if self._state.epoch(key) is None}
         for key in self._leases.channels():
-            epoch = self._epoch(key)
+            epoch = self._state.epoch(key)
             if any(lease.epoch != epoch for lease in self._leases.of_channel(key)):
                 void.add(key)
         for key, channel in self._channels.items():
@@ -375,11 +361,9 @@ class Delivery(Part):
             if subscription is not channel.subscription or subscription.epoch != channel.epoch:
                 void.add(key)
         for key in void:
-            self._inheritance.take(key)
-            self._count_taken([key])
+            self._inherited.drop(key)
             self._channels.pop(key, None)
             self._leases.drop(key)
-            self._inherited.forget(key)
         for key in self._broadcasts.topics_read():
             subscription = self._state.subscription(*key)
             if subscription is None or any(
@@ -406,11 +390,6 @@ class Delivery(Part):
             text = f"group {session.group} was removed"
             raise refused(common_pb2.UNKNOWN_NAME, text, field="group", value=session.group)
         self._state.check_filter(session.group_id, session.filter)
-
-    def _epoch(self, key: ChannelKey) -> int | None:
-        """How often the group was reset; None if the group does not have the topic (any more)."""
-        subscription = self._state.subscription(*key)
-        return None if subscription is None else subscription.epoch
 
     def close_session(self, session: Session, now_ms: int, *, give_back: bool) -> None:
         """End a consumer's session. With `give_back` its messages return to the ready queue at once; otherwise they
@@ -444,42 +423,6 @@ class Delivery(Part):
             given_back = lease.given_back or lease.session_id in self._leaving
             self._give_back(replace(lease, given_back=given_back), now_ms)
 
-    def _inherit(self, key: ChannelKey) -> None:
-        """Take over the leases of a channel from before this mastership, before anybody looks at it."""
-        heard = self._inheritance.take(key)
-        if heard is not None:
-            self._count_taken([key])
-            self._take_over(heard)
-
-    def _take_over_some(self) -> None:
-        heard = self._inheritance.take_some(TURN_LEASES)
-        self._count_taken(heard.channels())
-        self._take_over(heard)
-
-    def _count_inheritance(self) -> None:
-        """Count what is to be taken over: of a channel no more than are unsettled, unless some may have been delivered
-        ahead of their dispatch."""
-        self._inherited_out.clear()
-        self._inherited_of_group.clear()
-        for key, messages in self._inheritance.messages_by_channel().items():
-            subscription = self._state.subscription(*key)
-            if subscription is not None and not self._state.group_broadcasting(key[0]):
-                out = messages if self.push is not None else min(messages, subscription.backlog)
-                self._inherited_out[key] = out
-                self._inherited_of_group[key[0]] += out
-
-    def _count_taken(self, keys: Iterable[ChannelKey]) -> None:
-        for key in keys:
-            self._inherited_of_group[key[0]] -= self._inherited_out.pop(key, 0)
-            if not self._inherited_of_group[key[0]]:
-                del self._inherited_of_group[key[0]]
-
-    def _take_over(self, heard: HeardLeases) -> None:
-        leases = heard.held(self._now_ms, self._epoch)
-        self._taken_over += len(leases)
-        for lease in leases:
-            self._inherited.take_over(replace(lease, until_ms=min(lease.until_ms, self._latest_ms)))
-
     def _give_back(self, lease: Lease, now_ms: int) -> None:
         """Return the open messages of a lease that is over. If that fails, the lease runs on for `FAULT_PAUSE_MS`."""
 
@@ -497,9 +440,9 @@ class Delivery(Part):
         now_ms = now.cluster_ms
         self._now_ms = now_ms
         self._return_expired(self._return_left(now_ms), now_ms)
-        if self._inheritance:
-            self._take_over_some()
-            if not self._inheritance:
+        if self._inherited.left:
+            self._inherited.take_some()
+            if not self._inherited.left:
                 self._dirty.update(self.sessions.groups())  # those with a limit may have more out than was counted
         self.has_news = False
         while self._resting and self._resting[0][0] <= now_ms:
@@ -550,7 +493,7 @@ class Delivery(Part):
             return None
         if self._passes:
             return 0
-        if self._leaving or self._inheritance:
+        if self._leaving or self._inherited.left:
             return TURN_PAUSE_MS
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
         if self._resting:
@@ -587,7 +530,7 @@ class Delivery(Part):
             topics = self._unsettled[group_id] = dict.fromkeys(self._state.group_topics(group_id))
         for topic_id in [topic_id for topic_id in topics if not self._open(group_id, topic_id)]:
             del topics[topic_id]
-        return self._channels_in(group_id, [t for t in topics if (group_id, t) not in self._inheritance])
+        return self._channels_in(group_id, [t for t in topics if (group_id, t) not in self._inherited.left])
 
     def _pace(self, group_id: int) -> Pace:
         pace = self._paces.get(group_id)
@@ -719,9 +662,9 @@ class Delivery(Part):
         # With a limit each part of a pass would count anew what is out in all topics.
         topics = begun.slice(None if state.settings.group_in_flight_max else SLICE_TOPICS_MAX)
         self._served += len(topics)
-        taken_over = self._taken_over
+        taken_over = self._inherited.taken
         for place, topic_id in enumerate(topics):
-            if self._taken_over - taken_over >= TURN_LEASES:
+            if self._inherited.taken - taken_over >= TURN_LEASES:
                 begun.topics[:0] = topics[place:]
                 break
             channel, topic = self._channel((group_id, topic_id)), state.topics.get(topic_id)
@@ -803,7 +746,7 @@ class Delivery(Part):
         if not limit:
             return CREDITS_MAX
         out = sum(channel.out() for channel in self._open_channels(group_id))
-        return max(0, limit - out - self._inherited_of_group[group_id])
+        return max(0, limit - out - self._inherited.out[group_id])
 
     def _send(self, session: Session, shares: list[Share]) -> None:
         """Let one batch leave, under leases from now on."""
@@ -850,10 +793,6 @@ class Delivery(Part):
 
     # -- upkeep
 
-    def _floor(self, key: ChannelKey) -> int:
-        subscription = self._state.subscription(*key)
-        return 0 if subscription is None else subscription.floor
-
     def metrics(self) -> Mapping[str, MetricValue]:
         return {"consumers": float(len(self.sessions))}
 
@@ -861,7 +800,7 @@ class Delivery(Part):
         """Forget settled leases and idle channels."""
         if not self._clock.known:
             return
-        yield from self._leases.forget_settled(self._floor)
+        yield from self._leases.forget_settled(self._state.floor)
         for number, key in enumerate(list(self._channels), 1):
             if not number % TURN_CHANNELS:
                 yield
@@ -874,7 +813,7 @@ class Delivery(Part):
                 del self._channels[key]
         yield from self._broadcasts.upkeep()
         self._inherited.prune(now.cluster_ms)
-        yield from self.heard.prune(now.cluster_ms, self._floor, self._epoch)
+        yield from self.heard.prune(now.cluster_ms, self._state.floor, self._state.epoch)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
         """Lease ranges for sync `number` to one slave, and whether with them it has been told all."""
@@ -883,11 +822,11 @@ class Delivery(Part):
     def _all_held(self) -> Iterator[AnyLease]:
         """What the next master must know of leases, channel by channel, each as it is when the iteration comes to it.
         Leases from before this mastership, as ranges, until they are taken over."""
-        left = self._inheritance.channels()
+        left = self._inherited.left.channels()
         yield from self._held(self._leases.open_leases())
         for key in left:
             # Those of a channel that is taken over before its turn are told as events.
-            yield from self._inheritance.of_channel(key)
+            yield from self._inherited.left.of_channel(key)
         # No event tells of these, and taking a channel over can add some: so they come last.
         yield from self._held(self._inherited.unplaced())
 
@@ -906,9 +845,7 @@ class Delivery(Part):
         """A function that returns the lease ranges known now, of each group those that end last first, about; None if
         there are none. Any thread may call it at any later time. A master's are limited to `LEASES_WRITTEN_MAX`
         leases."""
-        known = self._inheritance if self.active else self.heard
-        if not (known or self._leases.out() or self._inherited.waiting):
-            return None
+        known = self._inherited.left if self.active else self.heard
         held = known.by_group()
         groups = {g: n for g, n in self._leases.groups().items() if not self._state.group_broadcasting(g)}
         for group_id, most in zip(groups, shares(list(groups.values())), strict=True):
@@ -925,15 +862,15 @@ class Delivery(Part):
     @property
     def in_flight(self) -> int:
         """Messages out with consumers, roughly: settled ones count until the floor passes them."""
-        return self._leases.out() + self._inherited_of_group.total()
+        return self._leases.out() + self._inherited.out.total()
 
     def in_flight_of_group(self, group_id: int) -> int:
         """`in_flight` of one group."""
-        return self._leases.out_of_group(group_id) + self._inherited_of_group[group_id]
+        return self._leases.out_of_group(group_id) + self._inherited.out[group_id]
 
     def in_flight_by_group(self) -> Counter[int]:
         """Group id -> `in_flight` of that group."""
-        return self._leases.out_by_group() + self._inherited_of_group
+        return self._leases.out_by_group() + self._inherited.out
 
     def prefetched(self) -> int:
         """Messages prefetched in all channels; channels of broadcasting groups do not count."""

@@ -191,7 +191,7 @@ def test_two_losses_of_the_master_repeat_nothing_that_was_delivered_ahead(
     second.host.core.parts.dispatcher.tick = lambda now: None  # type: ignore[method-assign]
     world.run_until(lambda: world.master() is second)
     taken_over = second.host.core.parts.delivery._inherited.unplaced()
-    assert second.host.core.parts.delivery._inheritance if late else list(taken_over), "the dispatch was not lost"
+    assert second.host.core.parts.delivery._inherited.left if late else list(taken_over), "the dispatch was not lost"
     world.run(200)
     second.kill()
     client.closed = True

@@ -13,11 +13,12 @@ import pytest
 from tests.node.core.delivery.test_leases import elected_again
 from tests.node.core.delivery.test_retries import admin
 from tests.node.core.trio import Client, World
-from tickwheel.node.core.delivery import channel, delivery, heard_leases, leases
+from tickwheel.node.core.delivery import channel, delivery, heard_leases, inherited, leases
 from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.heard_leases import HeardLeases
+from tickwheel.node.core.delivery.inherited import Inherited
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable, in_turn, ranges_of
-from tickwheel.node.core.delivery.returns import Inherited, Returns
+from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
@@ -36,7 +37,7 @@ TURN = 4
 
 @pytest.fixture(autouse=True)
 def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (delivery, heard_leases):
+    for module in (delivery, heard_leases, inherited):
         monkeypatch.setattr(module, "TURN_LEASES", TURN)
 
 
@@ -59,7 +60,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
         return call
 
-    monkeypatch.setattr(Inherited, "take_over", counted(Inherited.take_over))
+    monkeypatch.setattr(Inherited, "_take_over", counted(Inherited._take_over))
     monkeypatch.setattr(Returns, "give_back", counted(Returns.give_back))
     for name in ("tick", "begin", "close_session"):
         monkeypatch.setattr(Delivery, name, marked(getattr(Delivery, name)))
@@ -112,8 +113,8 @@ def test_a_new_master_takes_leases_over_in_turns(turns: list[int], *, again: boo
     watched = master.host.core.parts.delivery
     world.run_until(lambda: watched.active)
     assert watched.in_flight == COUNT == watched.in_flight_by_group().total()
-    assert watched._inheritance
-    world.run_until(lambda: not watched._inheritance)
+    assert watched._inherited.left
+    world.run_until(lambda: not watched._inherited.left)
     # A turn ends with the channel in which it is over, and a tick serves consumers too.
     assert watched.in_flight == COUNT and sum(turns) >= COUNT and max(turns) <= 2 * (TURN + EACH)
     schedule(world, TOPICS[:2])
@@ -142,9 +143,9 @@ def test_slaves_are_told_what_is_not_taken_over_yet() -> None:
     client = holding(world, 30_000)
     world.run(1_500)
     watched = taking_over(world)
-    assert watched._inheritance and len(list(watched.held_leases())) < COUNT
+    assert watched._inherited.left and len(list(watched.held_leases())) < COUNT
     assert named(r for some in watched._all_held() for r in ranges_of(some)) == COUNT
-    assert watched._inheritance
+    assert watched._inherited.left
     schedule(world, TOPICS[-1:])
     world.run_until(lambda: len(client.got) == COUNT + 1)
     assert not client.repeated()
@@ -159,10 +160,10 @@ def test_a_group_with_a_limit_is_served_while_leases_are_taken_over(room: int) -
     world.run(1_500)
     watched = taking_over(world)
     (group_id,) = watched.in_flight_by_group()
-    assert watched._inheritance and watched.in_flight_of_group(group_id) == COUNT
-    assert watched._room(group_id) == room and watched._inheritance
-    world.run_until(lambda: not watched._inheritance)
-    assert watched._room(group_id) == room and not watched._inherited_of_group and not watched._inherited_out
+    assert watched._inherited.left and watched.in_flight_of_group(group_id) == COUNT
+    assert watched._room(group_id) == room and watched._inherited.left
+    world.run_until(lambda: not watched._inherited.left)
+    assert watched._room(group_id) == room and not watched._inherited.out and not watched._inherited._out_of
     schedule(world, TOPICS[-2:])
     world.run_until(lambda: len(client.got) == COUNT + room)
     world.run(1_000)
@@ -243,10 +244,10 @@ def test_a_slave_is_told_of_what_is_taken_over_while_the_table_is_told() -> None
     watched.feed._note_given()
     since = watched.feed._end
     for key in keys[::2]:
-        watched._inherit(key)
+        watched._inherited.take(key)
     watched.feed._note_given()
     told += [*table, *itertools.islice(watched.feed._events, since - watched.feed._first, None)]
-    assert watched._inheritance
+    assert watched._inherited.left
     assert named(r for r in told if not r.ids) == COUNT
     assert {r.topic_id for r in told if r.ids} == {topic_id for _, topic_id in keys}
 
