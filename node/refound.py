@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from tickwheel.node.config import NodeConfig
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH, Restored, restore
 from tickwheel.node.core.core import SLOT_MS_DEFAULT
-from tickwheel.node.core.delivery.lease_file import PATH as LEASES_PATH
+from tickwheel.node.core.delivery.sync_files import LEASES_PATH
 from tickwheel.node.core.founding import PATH as FOUNDING_PATH
 from tickwheel.node.core.install import install_if_complete
 from tickwheel.node.server.identity import new_identity, read_identity, store_identity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import google_crc32c
@@ -37,7 +37,7 @@ from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.delivery import lease_file
+from tickwheel.node.core.delivery import sync_files
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import NodeIdentity, Ports
@@ -46,7 +46,7 @@ from tickwheel.node.state.results import ScheduleResult
 from tickwheel.proto.admin_pb2 import Settings
 from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.log_pb2 import LogEntry
-from tickwheel.proto.peer_pb2 import CheckpointChunk, LeaseRange, PeerFrame
+from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.proto.schedules_pb2 import RunOutcome
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.guards import Guards
@@ -124,13 +124,13 @@ def _note_leases(machine: Machine, core: NodeCore) -> list[int]:
     write = file.write
     under_way: list[int] = []
 
-    def observed(groups: Callable[[], Iterable[Iterable[LeaseRange]]] | None) -> None:
+    def observed(content: bytes | Callable[[], bytes]) -> None:
         if not file.writing:
             if under_way == [file.failures]:
                 machine.note(LeasesKept)  # a write that waited for this one begins before its end was seen
             under_way[:] = [file.failures]
             machine.note(LeasesGathered)
-        write(groups)
+        write(content)
 
     file.write = observed  # type: ignore[method-assign]
     return under_way
@@ -232,7 +232,7 @@ class CoreProcess:
             random=machine.world.stream(f"node/{machine.name}/{machine.boot}"),
         )
 
-        if lease_file.PATH in machine.disk.unreadable:
+        if sync_files.LEASES_PATH in machine.disk.unreadable:
             machine.note(LeasesUnread)
 
         class Host(_ObservedHost):

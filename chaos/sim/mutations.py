@@ -212,7 +212,7 @@ def lease_file_rare(original: Any, self: Parts, now: Any) -> None:
     rarely = now.steady_ms // 1_000 % 8
     write = file.write
     if rarely:
-        file.write = lambda groups: None  # type: ignore[method-assign]
+        file.write = lambda content: None  # type: ignore[method-assign]
     try:
         original(self, now)
     finally:

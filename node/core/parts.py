@@ -19,8 +19,15 @@ from tickwheel.node.core.delivery.consumers import ConsumerRequests
 from tickwheel.node.core.delivery.dead import DeadRequests
 from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.filter_skips import FilterSkips
-from tickwheel.node.core.delivery.lease_file import LeaseFile, read_leases
-from tickwheel.node.core.delivery.sync import SyncedFile, SyncState, read_synced
+from tickwheel.node.core.delivery.sync import SyncState
+from tickwheel.node.core.delivery.sync_files import (
+    LEASES_PATH,
+    SYNCED_PATH,
+    SoftFile,
+    pack_leases,
+    read_leases,
+    read_synced,
+)
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.founding import FOUNDERS_LOG_LEVEL, ClusterFounding
 from tickwheel.node.core.kernel import Kernel
@@ -133,9 +140,10 @@ class Parts:
         self.sync = SyncState(core, self.delivery, self.disk_room, lambda: bool(self.bulk.waiting))
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
-        self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
+        self.synced_file = SoftFile(ports.disk, ports.executor, SYNCED_PATH, synced.pack())
         self.delivery.heard.hear(read_leases(ports.disk))
-        self.lease_file = LeaseFile(ports.disk, ports.executor)
+        known = None if ports.disk.exists(LEASES_PATH) else b""
+        self.lease_file = SoftFile(ports.disk, ports.executor, LEASES_PATH, known)
 
         # Damaged records: found here, or asked for by other members.
         self.record_repair = RecordRepair(core, self.delivery)
@@ -232,7 +240,7 @@ class Parts:
         self._next_upkeep_ms = now.steady_ms + UPKEEP_PERIOD_MS
         core = self._core
         self.disk_room.look()
-        self.synced_file.write(self.sync.newest(core.term if core.leading else 0))
+        self.synced_file.write(self.sync.newest(core.term if core.leading else 0).pack())
         for part in self._keeping:
             if part is self.counts:
                 # As where it counts what is applied: a mistake in it must not end the node.
@@ -248,7 +256,8 @@ class Parts:
     def _write_leases(self) -> None:
         self._leases_wait = self.lease_file.writing
         if not self._leases_wait:
-            self.lease_file.write(self.delivery.lease_ranges())
+            ranges = self.delivery.lease_ranges()
+            self.lease_file.write(b"" if ranges is None else lambda: pack_leases(ranges()))
 
     def _take_turn(self, part: Part) -> None:
         if next(self._turns[part], self) is self:

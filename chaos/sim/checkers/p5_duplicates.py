@@ -34,7 +34,7 @@ class FewDuplicates(Checker):
     Reasons: a nack; the lease ran out; the consumer that had it left; a reset of the group; another term, and the new
     master did not know of the lease. A master knows a lease if it gave it itself in the boot it leads in, or if a sync
     of the old term that left after the delivery reached it in that boot, whoever has led in between. It also knows a
-    lease if one of these held in an earlier boot when it last wrote its leases down (lease_file.py), and it could read
+    lease if one of these held in an earlier boot when it last wrote its leases down (sync_files.py), and it could read
     them as it started. The same rules tell whether it knows the extension of a lease. A deposed node that closes the
     sessions of its consumers takes nothing from them: that is no reason. After a receipt for an acknowledgement there
     is no reason at all. Broadcasts are not judged here.
@@ -316,7 +316,7 @@ class LeasesWritten(Checker):
     """P5, the loss of all nodes: a node has written down each lease that it gave at most two seconds ago.
 
     Judged while nothing but kills disturbs the node: a slow, full or failing disk, a frozen process and a wrong clock
-    may delay the file (lease_file.py), and then more comes again.
+    may delay the file (sync_files.py), and then more comes again.
     """
 
     promise = "P5"

@@ -1,24 +1,20 @@
 """The contents of the 50 ms sync, on both sides: tick and local index, leases, clock samples.
 
-The sync is soft: it never moves a cursor and never skips a message. A slave keeps the
-newest one to show it, and to start from when it becomes master. Tick and local index are written to disk every second
-(`SyncedFile`).
+The sync is soft: it never moves a cursor and never skips a message. A slave keeps the newest one to show it, and to
+start from when it becomes master.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.delivery.delivery import Delivery
+from tickwheel.node.core.delivery.sync_files import Synced
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.state.schema import LOG_LEVEL
 from tickwheel.proto.peer_pb2 import PeerFrame, Sync, SyncReply
-from tickwheel.replication.ports import Executor
-from tickwheel.storage.disk import Disk, DiskError
-from tickwheel.storage.whole_file import read_whole, write_whole
 
 ROOM_MS = 2_000
 """How long a slave's report on its disk counts as current. Each answer to a sync renews it."""
@@ -159,62 +155,3 @@ class SyncState:
         if not self.heard.at_ns:
             return 0
         return (self._monotonic_ns() - self.heard.at_ns) // 1_000_000
-
-
-SYNCED_PATH = "synced"
-_SYNCED = struct.Struct("<QqQ")
-
-
-@dataclass(frozen=True, slots=True)
-class Synced:
-    """A term, and in it the tick and local index of the cursor; compares by all three."""
-
-    term: int = 0
-    tick: int = 0
-    local_index: int = 0
-
-
-def read_synced(disk: Disk) -> Synced:
-    """The last values written; zeros if the file is missing or cannot be read."""
-    try:
-        content = read_whole(disk, SYNCED_PATH)
-    except DiskError:
-        return Synced()
-    if content is None or len(content) != _SYNCED.size:
-        return Synced()
-    return Synced(*_SYNCED.unpack(content))
-
-
-class SyncedFile:
-    """The newest tick and local index that this node knows of, kept on disk across a restart.
-
-    Owns the whole file `synced`. A worker writes it at most once a second and only if it has changed. The file is soft:
-    its content is shown until the next sync arrives, but moves no cursor and skips no message. An unreadable file
-    counts as missing. Both sides of the sync write it: slaves what they heard, the master what it told.
-    """
-
-    def __init__(self, disk: Disk, executor: Executor, written: Synced) -> None:
-        self._disk = disk
-        self._executor = executor
-        self._written = written
-        self._writing = False
-        self.failures = 0
-
-    def write(self, synced: Synced) -> None:
-        """Start writing the values, unless they are on disk already or a write is under way."""
-        if self._writing or synced == self._written:
-            return
-        self._writing = True
-
-        def work() -> None:
-            write_whole(self._disk, SYNCED_PATH, _SYNCED.pack(synced.term, synced.tick, synced.local_index))
-
-        def done(_: object, error: BaseException | None) -> None:
-            self._writing = False
-            if error is None:
-                self._written = synced
-            else:
-                # The journal reacts to a full or failing disk; the node can do without this file.
-                self.failures += 1
-
-        self._executor.submit(work, done)

@@ -17,8 +17,8 @@ from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery import delivery
 from tickwheel.node.core.delivery.heard_leases import POSITION_MAX, HeardLeases
-from tickwheel.node.core.delivery.lease_file import BYTES_MAX, PATH, encode, read_leases
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable
+from tickwheel.node.core.delivery.sync_files import LEASES_BYTES_MAX, LEASES_PATH, pack_leases, read_leases
 from tickwheel.node.failure import not_master
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.peer_pb2 import LeaseRange, PeerFrame, Sync
@@ -265,7 +265,7 @@ def test_a_lease_on_disk_is_no_longer_than_any_lease() -> None:
     ahead = LeaseRange(group_id=1, topic_id=1, count=1, until_ms=world.now_ms + 10**12)
     for node in world.nodes.values():
         node.kill()
-        write_whole(node.disk, PATH, encode([[ahead]]))
+        write_whole(node.disk, LEASES_PATH, pack_leases([[ahead]]))
     all_lose_power(world, client)
     world.run(4_000)
     assert not client.repeated()
@@ -285,7 +285,7 @@ def test_a_damaged_file_of_leases_costs_a_repeat(content: bytes) -> None:
     world.run(3_000)
     for node in world.nodes.values():
         node.kill()
-        file = node.disk.open(PATH, create=True)
+        file = node.disk.open(LEASES_PATH, create=True)
         file.truncate(0)
         file.append(content)
         file.fsync()
@@ -300,9 +300,9 @@ def test_a_damaged_file_of_leases_costs_a_repeat(content: bytes) -> None:
 def test_the_file_of_leases_is_bounded() -> None:
     """The longest of them count."""
     many = [LeaseRange(group_id=1, topic_id=1, first_position=n, count=1, until_ms=10**12 - n) for n in range(80_000)]
-    content = encode([many])
+    content = pack_leases([many])
     kept = Sync.FromString(content).leases
-    assert BYTES_MAX * 0.7 < len(content) <= BYTES_MAX
+    assert LEASES_BYTES_MAX * 0.7 < len(content) <= LEASES_BYTES_MAX
     assert kept[0] == many[0] and len(kept) > 25_000
 
 
@@ -324,7 +324,7 @@ def test_an_idle_file_of_leases_is_not_written_again() -> None:
 
     master.disk.rename = noting  # type: ignore[method-assign]
     world.run(5_000)
-    assert PATH not in written
+    assert LEASES_PATH not in written
 
 
 def test_a_lease_that_was_renewed_often_counts_once() -> None:
@@ -370,7 +370,7 @@ def test_a_flood_of_one_group_leaves_the_others_their_place_in_the_file() -> Non
     """Its leases end last, and are more than fit."""
     flood = [LeaseRange(group_id=1, topic_id=1, first_position=n, count=1, until_ms=10**13 - n) for n in range(80_000)]
     others = [[LeaseRange(group_id=g, topic_id=1, first_position=n, until_ms=5) for n in range(20)] for g in (2, 3)]
-    kept = Sync.FromString(encode([flood, *others])).leases
+    kept = Sync.FromString(pack_leases([flood, *others])).leases
     assert [sum(r.group_id == g for r in kept) for g in (2, 3)] == [20, 20]
     assert len(kept) > 20_000
 
