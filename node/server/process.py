@@ -17,7 +17,7 @@ import socket
 import ssl
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy.ma  # noqa: F401  # np.unique imports it when it is first called: the first message would wait for it
 import uvloop
@@ -25,41 +25,37 @@ import uvloop
 from tickwheel.node.config import ConfigError, NodeConfig
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.host import CheckpointSource, NodeHost, raft_config
-from tickwheel.node.core.watch.status import node_metrics, node_vitals, standing
-from tickwheel.node.core.world import NodeIdentity, Ports, Reported
+from tickwheel.node.core.watch.status import node_metrics, node_vitals
+from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.logs import logger, set_up_logs
 from tickwheel.node.metrics import MetricValue, registry_of
 from tickwheel.node.server import collector
 from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.server.client_port import ClientPort
-from tickwheel.node.server.clock_watch import ClockWatch
-from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.connections import ConnectionLimiter
-from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.driver import LoopDriver
 from tickwheel.node.server.fault_log import FaultLog, LoopFaults
 from tickwheel.node.server.handlers import Node
-from tickwheel.node.server.health import HealthReporter
-from tickwheel.node.server.identity import IDENTITY_PATH, IdentityError, open_identity, why_gone
+from tickwheel.node.server.house import House, limit_connections, report, watch_files, watch_rights
+from tickwheel.node.server.identity import IDENTITY_PATH, IdentityError, open_identity
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.probes import Answer, Seen, health_page, live_page, ready_page
 from tickwheel.node.server.process_metrics import ProcessMetrics
-from tickwheel.node.server.resolving import in_worker, resolve
+from tickwheel.node.server.resolving import resolve
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.tls import is_member_certificate
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import PEER_LIMITS, GrpcNetwork, PeerService
-from tickwheel.replication.log import Introduction, LogStatus, Role
+from tickwheel.replication.log import Introduction
 from tickwheel.replication.ports import Clock
 from tickwheel.storage.descriptors import DescriptorReserve, limit_max
 from tickwheel.storage.disk import DiskError, DiskFullError
-from tickwheel.storage.errors import ADVICE
 from tickwheel.storage.local import LocalDisk
 from tickwheel.transport.server import Server, bind
 from tickwheel.transport.server import ServerStream as Context
@@ -69,22 +65,11 @@ EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_REMOVED = 4
 EXIT_INTERRUPTED = 130
-HOUSEKEEPING_S = 0.2
-HOUSEKEEPING_NS_MAX = 1_000_000_000
-"""The house is kept this often even if the node stands as before."""
-FILES_S = 1.0
-"""Pause between two looks whether the data directory is still there."""
-MINUTE_MS = 60_000
-CONNECTIONS_S = 1.0
-"""A connection on the peers' port is closed after this long without a stream; a member always has a stream."""
 RESERVED_DESCRIPTORS = 64
 DESCRIPTORS_MIN = 192
 """Descriptors that a node needs to run at all: the reserve, its files and peers, and a few clients."""
 READ_THREADS = 4
 SYNC_THREADS = 2
-
-STALL_TOLD_MS = 2_000
-"""A node that leads no more says that its loop stalled, if that was at most so long ago."""
 
 log = logger("node")
 
@@ -109,22 +94,8 @@ class NodeProcess:
         self._stopping = asyncio.Event()
         self._signals = 0
         self._on_terminal = os.isatty(0)
-        self._exit_code = 0
         self._faults = FaultLog(self._clock)
         self._descriptors = DescriptorReserve()
-        self._role = ""
-        self._role_term = 0
-        """The term in which it took this role."""
-        self._phase = ""
-        self._halted = ""
-        self._unfounded = ""
-        self._addresses_known = False
-        self._unsound = 0
-        self._stall_ms: Callable[[int], int] = lambda within_ms: 0
-        """See `LoopDriver.stall_ms`."""
-        self._role_changed: Callable[[], None] = lambda: None
-        """Called whenever the role, the term or the master may have changed."""
-        self._stood: tuple[int, int, object] = (0, 0, None)
         self._refused_calls: Counter[str] = Counter()
         self._links_dropped = 0
         self._loop_faults = LoopFaults()
@@ -138,8 +109,8 @@ class NodeProcess:
 
     # -- life
 
-    async def run(self) -> int:
-        """Start, serve until a signal, stop. Returns the exit code. Raises StartError."""
+    async def run(self) -> None:
+        """Start, serve until a signal, stop. Raises StartError."""
         config = self._config
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._loop_faults)
@@ -147,11 +118,14 @@ class NodeProcess:
         self._take_descriptors()
         disk = self._open_disk()
         disk_uuid = self._disk_uuid(disk)
-        wakers: list[Callable[[], None]] = []
 
         def wake() -> None:
-            for waker in wakers:
-                waker()
+            driver.wake()
+
+        def tick(woken: bool) -> int:
+            wants_ns = host.tick(woken=woken)
+            house.ticked()
+            return wants_ns
 
         reads = ThreadExecutor("read", READ_THREADS, loop, self._failed, wake)
         syncs = ThreadExecutor("sync", SYNC_THREADS, loop, self._failed, wake)
@@ -169,9 +143,7 @@ class NodeProcess:
         ports = Ports(disk, self._clock, reads, syncs, network, system_random())
         host = self._host = self._make_host(ports, disk_uuid, network)
         limiter = ConnectionLimiter(self._descriptors, config.limits.connections_max, config.limits.caller_calls_max)
-        driver = LoopDriver(loop, self._clock, lambda woken: self._tick(host, woken=woken), self._failed)
-        self._stall_ms = driver.stall_ms
-        wakers.append(driver.wake)
+        driver = LoopDriver(loop, self._clock, tick, self._failed)
         port = ClientPort(
             config,
             lambda: host.core,
@@ -184,8 +156,8 @@ class NodeProcess:
             certificate_reason=tls.reason,
             limiter=limiter,
         )
-        node, health, clients = port.node, port.health, port.server
-        self._role_changed = node.status.look
+        node, clients = port.node, port.server
+        house = House(config, host, self._clock, driver, port, tls)
         client_port = self._bind(clients, "client_bind", config.listen.client_bind, tls.server_context("client"))
         peers, peer_port = self._peer_server(tls, host, network, disk, driver.wake, limiter)
         limiter.watch(client_port, peer_port)
@@ -214,10 +186,10 @@ class NodeProcess:
         )
         loop.add_signal_handler(signal.SIGHUP, self._hung_up, tls)
         keeping = [
-            loop.create_task(self._keep_house(host, health, tls)),
-            loop.create_task(self._watch_files(host, reads)),
-            loop.create_task(self._watch_rights(host, node.consumers)),
-            loop.create_task(self._limit_connections(limiter)),
+            loop.create_task(house.keep()),
+            loop.create_task(watch_files(host, config.data_path / IDENTITY_PATH, reads)),
+            loop.create_task(watch_rights(host, node.consumers)),
+            loop.create_task(limit_connections(limiter, self._descriptors.limit)),
         ]
         for task in keeping:
             task.add_done_callback(self._house_left)
@@ -225,7 +197,7 @@ class NodeProcess:
         await self._hand_over(host, driver)
         for task in keeping:
             task.cancel()
-        await health.stop()
+        await port.health.stop()
         node.status.stop()
         host.core.stop()
         driver.wake()
@@ -238,7 +210,6 @@ class NodeProcess:
         syncs.stop()
         host.stop()
         log.info("node has stopped")
-        return self._exit_code
 
     def _certificates(self) -> Certificates:
         try:
@@ -266,7 +237,7 @@ class NodeProcess:
                 joining=config.cluster.join == "existing",
                 on_fatal=self._fatal,
                 source=source,
-                report=_report,
+                report=report,
                 faults=self._faults,
             )
         except (DiskError, ImpossibleStateError) as error:
@@ -379,7 +350,8 @@ class NodeProcess:
 
     def _hung_up(self, tls: Certificates) -> None:
         if tls.current.client is not None or tls.current.peer is not None:
-            _say(tls.reload())
+            for line in tls.reload():
+                report(line)
         elif self._on_terminal:
             self._signalled(signal.SIGHUP)  # the terminal is gone
         else:
@@ -427,134 +399,10 @@ class NodeProcess:
         if failure is not None:
             log.warning("the master role was not handed over; the others will elect", reason=failure.message)
 
-    def _tick(self, host: NodeHost, *, woken: bool) -> int:
-        wants_ns = host.tick(woken=woken)
-        core = host.core
-        stands = (core.term, core.parts.mastership.changes, core.parts.dispatcher.phase)
-        if stands != self._stood:
-            self._stood = stands
-            self._tell_role(host)
-        return wants_ns
-
-    def _tell_role(self, host: NodeHost) -> None:
-        """Log a change of role at once: these lines show how long each step of a failover took."""
-        self._role_changed()
-        status = host.core.log.status()
-        role, phase = status.role.name, host.core.parts.dispatcher.phase.value
-        if role != self._role:
-            facts = {"before": self._role or "none", "now": role, "master": status.master_id or ""}
-            if self._role == Role.MASTER.name:
-                facts["reason"] = why_it_leads_no_more(status, self._role_term, self._stall_ms(STALL_TOLD_MS))
-            log.info("role changed", **facts)
-            self._role, self._role_term = role, status.term
-        if phase != self._phase:
-            log.info("wheel", before=self._phase or "none", now=phase)
-            self._phase = phase
-
-    async def _watch_files(self, host: NodeHost, reads: ThreadExecutor) -> None:
-        """Leave if the files that this node writes were removed: its disk would keep nothing of them. A worker looks,
-        since a remote disk may take minutes to answer."""
-        path = self._config.data_path / IDENTITY_PATH
-        while True:
-            gone = await in_worker(reads, lambda: why_gone(path))
-            if gone:
-                break
-            await asyncio.sleep(FILES_S)
-        reason = (
-            f"{path}: {gone}: this node's files were removed, or something was mounted over them, while it writes "
-            f"to them. If they still exist, put them back in place and start the node again. If not: {ADVICE}"
-        )
-        host.core.fatal(reason, DiskError(reason))
-
-    def _look_at_addresses(self, host: NodeHost) -> None:
-        """Say once that others look for this node elsewhere."""
-        own = next((m for m in host.core.state.members() if m.node_id == self._config.node.id), None)
-        if own is None or self._addresses_known:
-            return
-        self._addresses_known = True
-        for field, value, known in (
-            ("listen.peer_advertised", self._config.peer_address, own.peer_address),
-            ("listen.client_advertised", self._config.client_address, own.client_address),
-        ):
-            if value != known:
-                log.warning(
-                    "the cluster knows this node under another address, where nodes and clients look for it: correct "
-                    "the field, or remove the member and add it anew under a new id",
-                    field=field,
-                    value=value,
-                    known=known,
-                )
-
     def _house_left(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._failed(error)
-
-    async def _limit_connections(self, limiter: ConnectionLimiter) -> None:
-        while True:
-            await asyncio.sleep(CONNECTIONS_S)
-            ended = limiter.look()
-            if ended:
-                log.warning(
-                    "too many connections: some were ended; find out who opens them, or raise limits.connections_max "
-                    "and the limit of open files (LimitNOFILE)",
-                    ended=ended,
-                    open=limiter.open,
-                    most=limiter.most,
-                    descriptors=limiter.descriptors_open,
-                    descriptors_max=self._descriptors.limit,
-                )
-
-    async def _watch_rights(self, host: NodeHost, consumers: ConsumerStreams) -> None:
-        """End streams of users that lost a right. A change while the streams are looked at has them looked at again."""
-        rights: tuple[bool, int, int] = (False, 0, 0)
-        while True:
-            # Tokens expire without a change of the state, so open streams are also checked once a minute.
-            state, now_ms = host.core.state, host.core.clock.now_ms()
-            stands = (state.settings.rights, state.access.version, now_ms // MINUTE_MS)
-            if stands[0] and stands != rights:
-                await consumers.look()
-            rights = stands
-            await asyncio.sleep(HOUSEKEEPING_S)
-
-    async def _keep_house(self, host: NodeHost, health: HealthReporter, tls: Certificates) -> None:
-        """Update health, log changes and warnings: once a second, and soon after the node's standing has changed."""
-        watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
-        stands: tuple[object, ...] = ()
-        look_ns = 0
-        while True:
-            if host.core.log.status().master_id not in (None, self._config.node.id):
-                collector.look()
-            before, stands, now_ns = stands, standing(host.core), self._clock.monotonic_ns()
-            if stands == before and now_ns < look_ns:
-                await asyncio.sleep(HOUSEKEEPING_S)
-                continue
-            look_ns = now_ns + HOUSEKEEPING_NS_MAX
-            status = node_vitals(host.core)
-            await health.update(status)
-            self._tell_role(host)
-            self._look_at_addresses(host)
-            clock = host.core.clock
-            lines = watch.look(now_ns, status, clock.jumps_refused, clock.cursors_ahead)
-            _say([*lines, *cold.look(now_ns, status), *tls.look(now_ns)])
-            core = host.core
-            while core.applied.passed_over:
-                log.error(
-                    "log entry cannot be decoded by any node and was passed over; its sender got no answer",
-                    index=core.applied.passed_over.popleft(),
-                )
-            if core.proposer.unsound_commands != self._unsound:
-                self._unsound = core.proposer.unsound_commands
-                log.error("commands were refused that could not be read back from the log", commands=self._unsound)
-            unfounded = core.parts.founding.reason
-            if unfounded and unfounded != self._unfounded:
-                log.warning("this node does not vote yet", reason=unfounded)
-            self._unfounded = unfounded
-            halted = core.log.status().halted
-            if halted and halted != self._halted:
-                log.warning("this node takes no part", reason=halted)
-            self._halted = halted
-            await asyncio.sleep(HOUSEKEEPING_S)
 
     def _seen(self, host: NodeHost, tls: Certificates, driver: LoopDriver) -> Seen:
         core = host.core
@@ -603,15 +451,6 @@ class NodeProcess:
         return {**node_metrics(host.core), **own}
 
 
-def _say(lines: Iterable[Reported]) -> None:
-    for line in lines:
-        _report(line)
-
-
-def _report(line: Reported) -> None:
-    getattr(log, line.level)(line.event, **line.fields)
-
-
 def _cannot_listen(name: str, address: str, error: OSError | UnicodeError) -> str:
     number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
     # Beside the number asyncio's errors have a sentence of their own.
@@ -627,18 +466,6 @@ def _cannot_listen(name: str, address: str, error: OSError | UnicodeError) -> st
 def _exit_now(code: int) -> None:
     sys.stderr.flush()
     os._exit(code)
-
-
-def why_it_leads_no_more(status: LogStatus, term: int, stall_ms: int) -> str:
-    """For the log of a node that led in `term`. `stall_ms`: how long its loop was held up just before, or 0."""
-    if status.halted:
-        return status.halted
-    if status.term > term:
-        return f"{status.master_id or 'another member'} stood for election in term {status.term}"
-    if status.hangs_ms:
-        return f"its disk has not ended an fsync of the log within {status.hangs_ms} ms"
-    held_up = f", and this node was held up for {stall_ms} ms just before" if stall_ms else ""
-    return f"no majority of the members answered in time{held_up}"
 
 
 def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
@@ -657,11 +484,12 @@ def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
     if not os.isatty(0):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # new certificates are found without it
 
-    async def main() -> int:
-        return await NodeProcess(config, clock).run()
+    async def main() -> None:
+        await NodeProcess(config, clock).run()
 
     try:
-        return uvloop.run(main())
+        uvloop.run(main())
     except StartError as error:
         print(f"tickwheel node {config.node.id}: {error}", file=sys.stderr)
         return error.code
+    return 0

@@ -20,7 +20,7 @@ import pytest
 from tests.process.commands import COMMAND, commands_here
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, free_ports
 from tickwheel.node.metrics import METRICS
-from tickwheel.node.server import process
+from tickwheel.node.server import house, process
 from tickwheel.node.server.ports import ThreadExecutor
 from tickwheel.proto.peer_pb2 import Hello, PeerFrame
 from tickwheel.replication.frames import FORMAT_VERSION
@@ -185,11 +185,10 @@ async def test_a_disk_that_does_not_answer_holds_up_no_message(tmp_path: Path, m
         assert answers.wait(30)
         return "No such file or directory"
 
-    monkeypatch.setattr(process, "why_gone", hanging)
-    node, host = object.__new__(process.NodeProcess), Mock()
-    node._config = Mock(data_path=tmp_path)
+    monkeypatch.setattr(house, "why_gone", hanging)
+    host = Mock()
     reads = ThreadExecutor("read", 1, asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
-    watching = asyncio.ensure_future(node._watch_files(host, reads))
+    watching = asyncio.ensure_future(house.watch_files(host, tmp_path, reads))
     assert await asyncio.to_thread(asked.wait, 30), "the loop would not get here"
     assert not watching.done()
     answers.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tickwheel.node.server.process import why_it_leads_no_more
+from tickwheel.node.server.house import why_it_leads_no_more
 from tickwheel.replication.log import LogStatus, Role
 
 
