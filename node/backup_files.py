@@ -20,10 +20,9 @@ from tickwheel.client.copies import BackupChunk, BackupOrigin, HeldFile
 from tickwheel.client.moments import moment_of, ms_of
 from tickwheel.node.core.checkpoint import in_checkpoint
 from tickwheel.node.server.identity import UNFINISHED_RESTORE
-from tickwheel.storage.disk import DirectoryInUseError, DiskError
+from tickwheel.storage.disk import LOCK_NAME, DirectoryInUseError, DiskError, parent_of
 from tickwheel.storage.local import LocalDisk
 from tickwheel.storage.partial_copy import CopyError, PartialCopy
-from tickwheel.storage.paths import LOCK_NAME, parent_of
 from tickwheel.storage.plain_file import ASIDE_SUFFIX, fsync_directory, replace_file
 
 LIST_NAME = "backup.json"

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tickwheel.storage.paths import LOCK_NAME
+from tickwheel.storage.disk import LOCK_NAME
 from tickwheel.storage.plain_file import ASIDE_SUFFIX, make_directory, replace_file
 
 MARK_NAME = "made-by-tickwheel.json"

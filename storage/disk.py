@@ -4,8 +4,8 @@ Everything that is written to disk goes through these two protocols, so that a s
 node a disk that forgets bytes that were not fsynced. `local.py` is the real one, `simulated.py` its twin; both pass
 `tests/storage/test_disk_conformance.py`.
 
-Paths are relative to the disk's root, with `/` between the parts. Nothing here is asynchronous: a
-caller that must not block uses a worker thread.
+Paths are relative to the disk's root, with `/` between the parts; both disks refuse the same ones (`path_parts`).
+Nothing here is asynchronous: a caller that must not block uses a worker thread.
 """
 
 from __future__ import annotations
@@ -136,3 +136,28 @@ class Disk(Protocol):
     def lock(self) -> None:
         """Lock the directory for this process until it ends. Raises DirectoryInUseError."""
         ...
+
+
+LOCK_NAME = ".lock"
+"""Name of the lock file below the root; no caller sees or opens it."""
+
+
+def path_parts(path: str) -> tuple[str, ...]:
+    """The parts of a path relative to the root; () for the root itself, written "".
+
+    Raises DiskError for anything that could leave the root: absolute paths, `..`, empty parts, NUL.
+    """
+    if path == "":
+        return ()
+    parts = tuple(path.split("/"))
+    for part in parts:
+        if part in ("", ".", "..") or "\0" in part:
+            raise DiskError(f"path {path!r} is not allowed: parts are names, without '.', '..' or empty ones")
+    if parts[0] == LOCK_NAME:
+        raise DiskError(f"path {path!r} is not allowed: the disk keeps its lock there")
+    return parts
+
+
+def parent_of(path: str) -> str:
+    """The directory of a path, "" for one directly below the root."""
+    return path.rpartition("/")[0]

@@ -23,14 +23,16 @@ from pathlib import Path
 
 from tickwheel.storage.descriptors import DescriptorReserve
 from tickwheel.storage.disk import (
+    LOCK_NAME,
     Buffer,
     DirectoryInUseError,
     DiskError,
     DiskFullError,
     FsyncFailedError,
     NoDescriptorError,
+    parent_of,
+    path_parts,
 )
-from tickwheel.storage.paths import LOCK_NAME, parent_of, path_parts
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})

@@ -15,8 +15,7 @@ from collections.abc import Callable
 import google_crc32c
 
 from tickwheel.proto.common_pb2 import HeldFile
-from tickwheel.storage.disk import Disk, File
-from tickwheel.storage.paths import parent_of
+from tickwheel.storage.disk import Disk, File, parent_of
 from tickwheel.storage.whole_file import file_crc
 
 

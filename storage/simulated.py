@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from tickwheel.storage.disk import Buffer, DirectoryInUseError, DiskError, DiskFullError, FsyncFailedError
-from tickwheel.storage.paths import path_parts
+from tickwheel.storage.disk import Buffer, DirectoryInUseError, DiskError, DiskFullError, FsyncFailedError, path_parts
 
 PAGE_BYTES = 4096
 """Unit in which a kernel writes back."""

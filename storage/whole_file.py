@@ -12,9 +12,8 @@ from collections.abc import Iterable
 
 import google_crc32c
 
-from tickwheel.storage.disk import Buffer, Disk
+from tickwheel.storage.disk import Buffer, Disk, parent_of
 from tickwheel.storage.errors import ADVICE, CorruptFileError, UnknownVersionError
-from tickwheel.storage.paths import parent_of
 
 FORMAT_VERSION = 1
 CHECK_BYTES = 1 << 20

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from tickwheel.client import AsyncClient, Group, RequestRefused, Sweep, Topic
-from tickwheel.node.cli.options import Asked, Commands
-from tickwheel.node.cli.output import as_dict, ask, confirm, out, place, print_json, print_listing, say
-from tickwheel.node.cli.policy import Policy
+from tickwheel.client import AsyncClient, ExponentialBackoff, Group, RequestRefused, RetryPolicy, Sweep, Topic
+from tickwheel.client.moments import duration_of
+from tickwheel.node.cli.options import Asked, Commands, MadeBy
+from tickwheel.node.cli.output import as_dict, ask, confirm, duration, out, place, print_json, print_listing, say
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
 from tickwheel.node.times import span_text
 
@@ -22,8 +22,48 @@ topic_app = Commands(no_args_is_help=True, help="Topics: create, delete, list, p
 group_app = Commands(
     no_args_is_help=True, help="Consumer groups: create, update, delete, list, pause, resume, filter, reset."
 )
+PAUSE_MAX_DEFAULT = "2h"
+PAUSE_FACTOR_DEFAULT = 2.0
 
 Name = Annotated[str, typer.Argument(help="Name.")]
+
+
+def _policy_from(
+    initial: Annotated[
+        str | None, typer.Option("--retry-initial", help="Exponential backoff: the first pause, such as 500ms or 2s.")
+    ] = None,
+    factor: Annotated[
+        float | None,
+        typer.Option(
+            "--retry-factor",
+            show_default=f"{PAUSE_FACTOR_DEFAULT:g}",
+            help="Exponential backoff: each further pause is this many times as long.",
+        ),
+    ] = None,
+    longest: Annotated[
+        str | None, typer.Option("--retry-max", help=f"Longest pause; {PAUSE_MAX_DEFAULT} by default.")
+    ] = None,
+    jitter: Annotated[float, typer.Option("--retry-jitter", help="Pauses vary by this share: 0 to 1.")] = 0.0,
+    attempts_max: Annotated[
+        int,
+        typer.Option(
+            "--attempts-max", min=0, max=255, help="Deliveries before a dead letter. 0: the cluster's setting."
+        ),
+    ] = 0,
+) -> RetryPolicy:
+    """The policy by the options. Raises BadParameter for options that do not fit."""
+    if initial is None:
+        if longest is not None or jitter or factor is not None:
+            raise typer.BadParameter("--retry-max, --retry-factor and --retry-jitter need --retry-initial")
+        return RetryPolicy(attempts_max=attempts_max)
+    first = duration("--retry-initial", initial)
+    maximum = duration("--retry-max", longest) if longest is not None else max(duration_of(PAUSE_MAX_DEFAULT), first)
+    factor = PAUSE_FACTOR_DEFAULT if factor is None else factor
+    backoff = ExponentialBackoff(initial=first, factor=factor, maximum=maximum, jitter=jitter)
+    return RetryPolicy(backoff=backoff, attempts_max=attempts_max)
+
+
+Policy = Annotated[RetryPolicy, MadeBy(_policy_from)]
 
 
 @topic_app.command("create")

@@ -1,18 +1,22 @@
-"""Backup: a consistent copy of this node's state, sent in chunks. A caller who holds a part of it gets the rest."""
+"""Backup: a consistent copy of this node's state, sent in chunks. A caller who holds a part of it gets the rest.
+
+Invariant: a hold on the files of a checkpoint, for a backup or a peer, is given back exactly once, also when the caller
+goes away while the checkpoint is being written; no later checkpoint is begun before that.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import google_crc32c
 
-from tickwheel.node.core.checkpoint import BackupFile, in_checkpoint
+from tickwheel.node.core.checkpoint import BackupFile, Checkpointer, in_checkpoint
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch.status import backup_origin
-from tickwheel.node.failure import invalid, refused
+from tickwheel.node.failure import Failure, RequestError, invalid, refused
 from tickwheel.node.server.calls import Calls
-from tickwheel.node.server.copying import files_to_copy
-from tickwheel.node.server.resolving import in_worker
+from tickwheel.node.server.resolving import fail, in_worker, resolve
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.replication.copied_file import COMPARED_BYTES_PER_S, HELD_FILES_MAX, HELD_PATH_BYTES_MAX, pieces
 from tickwheel.replication.ports import Executor
@@ -22,6 +26,29 @@ from tickwheel.transport.server import ServerStream as Context
 KEPT_MS_MAX = 3_600_000
 """How long after its first copy began a checkpoint is kept for another try. No later one is written meanwhile, and the
 journal grows: callers who try again and again must not hold it up for ever."""
+
+
+async def files_to_copy(checkpointer: Checkpointer, wake: Callable[[], None]) -> list[BackupFile]:
+    """The files of a checkpoint to copy. They stay until the caller calls `copied`, while it reports progress with
+    `progressed`. Raises RequestError: there are none."""
+    future: asyncio.Future[list[BackupFile]] = asyncio.get_running_loop().create_future()
+
+    def done(files: list[BackupFile]) -> None:
+        if not resolve(future, files):
+            checkpointer.copied(files)  # the caller is gone
+
+    def refused(failure: Failure) -> None:
+        fail(future, RequestError(failure))
+
+    checkpointer.request(Reply(done, refused))
+    wake()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        # The files may have come just before: `done` took the caller for one who still waits.
+        if not future.cancelled() and future.exception() is None:
+            checkpointer.copied(future.result())
+        raise
 
 
 def _held(request: admin_pb2.BackupRequest) -> dict[str, common_pb2.HeldFile]:

@@ -8,6 +8,7 @@ request does not name.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from google.protobuf.message import Message
 
 from tickwheel.node.config.fields import parse_address
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, fitting
 from tickwheel.node.core.promise import Promise, Reply, answer_of
 from tickwheel.node.core.requests import fill_message_id, id_of, message_id_of
 from tickwheel.node.core.schedule.deleting import finished
@@ -45,7 +46,6 @@ from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.errors import serialized_status
-from tickwheel.node.server.paging import page
 from tickwheel.node.server.schedule_stream import ScheduleStreams, may_replace, receipt_of, state_caller
 from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.producers import Sender
@@ -77,6 +77,8 @@ SECRET_BYTES = 32
 AUDIT_LIMIT_DEFAULT, AUDIT_LIMIT_MAX = 100, 1_000
 ROWS_MAX = 500
 """Messages in one call of CancelMany or RescheduleMany: some milliseconds of work, and all refusals fit an answer."""
+LIST_TURN_S = 0.005
+"""A listing yields to heartbeats and deliveries after this long."""
 WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
 
 
@@ -124,6 +126,25 @@ class Node:
 def permitted(caller: Caller, right: Right.ValueType) -> Permitted:
     """The check of the caller's right to a message, by the message's topic."""
     return lambda topic: caller.topic(right, topic)
+
+
+async def page(found: Iterable[M], wanted: Callable[[M], bool] = lambda one: True) -> tuple[list[M], bool]:
+    """(the wanted items that fit one answer, but at least one; whether further wanted items follow). Blocks the loop
+    for LIST_TURN_S at a time."""
+    loop = asyncio.get_running_loop()
+    gathered: list[M] = []
+    left = ANSWER_BYTES_MAX
+    until = loop.time() + LIST_TURN_S
+    for one in found:
+        if wanted(one):
+            left -= one.ByteSize() + FIELD_BYTES
+            if gathered and left < 0:
+                return gathered, True
+            gathered.append(one)
+        if loop.time() >= until:
+            await asyncio.sleep(0)
+            until = loop.time() + LIST_TURN_S
+    return gathered, False
 
 
 # -- messages

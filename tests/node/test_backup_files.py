@@ -15,8 +15,7 @@ import pytest
 from tickwheel.client.copies import BackupChunk, HeldFile, chunk_of
 from tickwheel.node.backup_files import LIST_NAME, UNFINISHED_NAME, BackupError, BackupWriter, restore_backup
 from tickwheel.proto import admin_pb2
-from tickwheel.storage.disk import DiskError, DiskFullError
-from tickwheel.storage.paths import LOCK_NAME
+from tickwheel.storage.disk import LOCK_NAME, DiskError, DiskFullError
 
 FILES = {"wheel/1/log": bytes(range(200)), "state/empty": b"", "state/ready/a.ids.0": b"ids", "manifest": b"manifest"}
 PIECE = 70

@@ -12,7 +12,7 @@ import pytest
 from tests.node.test_backup_files import FILES, restored, whole
 from tests.system_calls import Killed, PowerLoss
 from tickwheel.node.backup_files import BLOCK_BYTES, LIST_NAME, BackupError, restore_backup
-from tickwheel.storage.paths import LOCK_NAME
+from tickwheel.storage.disk import LOCK_NAME
 
 
 @pytest.mark.parametrize("names_at_once", [False, True], ids=["names lost", "names kept"])

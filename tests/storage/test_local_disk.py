@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, FsyncFailedError
+from tickwheel.storage.disk import LOCK_NAME, Buffer, DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.local import LocalDisk
-from tickwheel.storage.paths import LOCK_NAME
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.status import Seen, each_once, status_table
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2
-from tickwheel.storage.paths import LOCK_NAME
+from tickwheel.storage.disk import LOCK_NAME
 
 Run = Callable[..., "Result"]
 

@@ -14,7 +14,7 @@ from tickwheel.node.cli import options
 from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.commands import every, load
 from tickwheel.node.made_files import LocalClusterError
-from tickwheel.storage.paths import LOCK_NAME
+from tickwheel.storage.disk import LOCK_NAME
 
 FILE = "/etc/hostname"
 """Where a directory is expected."""

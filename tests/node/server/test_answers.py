@@ -18,7 +18,7 @@ from tickwheel.node.core.schedule.pending import BUCKETS_MAX, TEXT_LENGTH_MAX
 from tickwheel.node.core.schedule.recurring import BACKFILL_RUNS_MAX, PREVIEW_MAX, UPCOMING
 from tickwheel.node.core.watch.events import FOUND_MAX
 from tickwheel.node.core.watch.status import STATUS_TOPICS_MAX
-from tickwheel.node.server import paging
+from tickwheel.node.server import handlers
 from tickwheel.node.server.endpoints import SERVICES
 from tickwheel.node.server.handlers import ROWS_MAX
 from tickwheel.node.state.membership import MEMBERS_MAX
@@ -201,11 +201,12 @@ def test_what_one_answer_has_fits_a_client() -> None:
 
 async def collected(monkeypatch: pytest.MonkeyPatch, topics: list[admin_pb2.Topic]) -> list[list[admin_pb2.Topic]]:
     """Page after page, as a client asks."""
-    monkeypatch.setattr(paging, "ANSWER_BYTES_MAX", 1_000)
+    monkeypatch.setattr(handlers, "ANSWER_BYTES_MAX", 1_000)
     pages: list[list[Any]] = []
     while True:
         after = pages[-1][-1].topic_id if pages else 0
-        found, more = await paging.page((t for t in topics if t.topic_id > after), lambda topic: topic.topic_id % 3 > 0)
+        listed = (t for t in topics if t.topic_id > after)
+        found, more = await handlers.page(listed, lambda topic: topic.topic_id % 3 > 0)
         pages.append(found)
         if not more:
             return pages
@@ -225,4 +226,4 @@ async def test_pages_have_everything_once_and_fit(monkeypatch: pytest.MonkeyPatc
 
 async def test_an_empty_listing_is_one_page() -> None:
     """Nothing follows."""
-    assert await paging.page(iter(())) == ([], False)
+    assert await handlers.page(iter(())) == ([], False)

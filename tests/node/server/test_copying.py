@@ -23,8 +23,7 @@ from tickwheel.node.core.host import NodeHost
 from tickwheel.node.core.install import CheckpointCopy
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.node.server import backup
-from tickwheel.node.server.backup import Backups
-from tickwheel.node.server.copying import files_to_copy
+from tickwheel.node.server.backup import Backups, files_to_copy
 from tickwheel.proto import admin_pb2, peer_pb2_grpc
 from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest
