@@ -15,6 +15,7 @@ import enum
 from collections.abc import Collection
 
 from tickwheel.replication.config import RaftConfig
+from tickwheel.replication.ports import NS_PER_MS
 
 ROUNDS_OPEN = 3
 """Answers to older questions do not count: an answer says what the peer thought at some time after the question."""
@@ -102,8 +103,6 @@ class Campaign:
         self._votes.add(voter)
         return True
 
-
-NS_PER_MS = 1_000_000
 
 WINDOW_NS = 30_000 * NS_PER_MS
 """A gap counts for one to two windows."""

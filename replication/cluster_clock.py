@@ -35,9 +35,8 @@ from dataclasses import dataclass, field
 
 from tickwheel.proto.peer_pb2 import ClockAnswer, ClockAsk, PeerFrame
 from tickwheel.replication.clock_intervals import PPB, ClockSamples, DriftEstimate, Interval, agree
-from tickwheel.replication.ports import Clock
+from tickwheel.replication.ports import NS_PER_MS, Clock
 
-NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 ROUND_TRIP_NS_MAX = 2_000_000_000
 """A slower answer is too uncertain to count."""

@@ -39,8 +39,8 @@ from tickwheel.replication.judge import ImpossibleMessageError, check_readable, 
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import LogListener
 from tickwheel.replication.plausible import ImplausibleFrameError, check_echo, check_frame
-from tickwheel.replication.ports import Clock, Network, Random
-from tickwheel.replication.pysyncobj_seam import CANDIDATE, FOLLOWER, LEADER, NS_PER_MS, Engine, Message
+from tickwheel.replication.ports import NS_PER_MS, Clock, Network, Random
+from tickwheel.replication.pysyncobj_seam import CANDIDATE, FOLLOWER, LEADER, Engine, Message
 from tickwheel.replication.stable_storage import StableStorage
 
 BESIDE = frozenset(

@@ -13,8 +13,7 @@ import enum
 from collections.abc import Callable, Mapping
 
 from tickwheel.replication.config import RaftConfig
-
-NS_PER_MS = 1_000_000
+from tickwheel.replication.ports import NS_PER_MS
 
 Done = Callable[[str | None], None]
 

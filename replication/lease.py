@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-NS_PER_MS = 1_000_000
+from tickwheel.replication.ports import NS_PER_MS
 
 
 class Lease:

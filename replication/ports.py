@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from tickwheel.proto.peer_pb2 import PeerFrame
 
 T = TypeVar("T")
+NS_PER_MS = 1_000_000
 
 
 class Clock(Protocol):

@@ -33,13 +33,12 @@ from tickwheel.replication.entries import VOTERS
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Entry, Journal
 from tickwheel.replication.log import ApplyLaterError
-from tickwheel.replication.ports import Clock, Random
+from tickwheel.replication.ports import NS_PER_MS, Clock, Random
 from tickwheel.replication.pysyncobj_globals import entered, install
 from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.errors import is_damage
 
 VERSION_KNOWN = "0.3.17"
-NS_PER_MS = 1_000_000
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
 

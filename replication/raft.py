@@ -40,9 +40,9 @@ from tickwheel.replication.log import (
     ProposalResult,
     Role,
 )
-from tickwheel.replication.ports import Clock, Executor, Network, Random
+from tickwheel.replication.ports import NS_PER_MS, Clock, Executor, Network, Random
 from tickwheel.replication.pysyncobj_globals import PickleRefusedError
-from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine
+from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, Engine
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError
 

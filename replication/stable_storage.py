@@ -16,10 +16,8 @@ from functools import partial
 
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.journal import FsyncWork, Journal
-from tickwheel.replication.ports import Clock, Executor
+from tickwheel.replication.ports import NS_PER_MS, Clock, Executor
 from tickwheel.storage.disk import DiskError, FsyncFailedError
-
-NS_PER_MS = 1_000_000
 
 
 class StableStorage:

@@ -22,9 +22,8 @@ from tickwheel.chaos.sim.history_machines import LeaseSeen, RoleSeen
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.journal import Journal
+from tickwheel.replication.ports import NS_PER_MS
 from tickwheel.replication.raft import RaftLog
-
-NS_PER_MS = 1_000_000
 
 
 class Census:

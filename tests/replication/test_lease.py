@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tickwheel.replication.lease import NS_PER_MS, Lease
+from tickwheel.replication.lease import Lease
+from tickwheel.replication.ports import NS_PER_MS
 
 LEASE_MS = 300
 
