@@ -14,6 +14,7 @@ import enum
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ FORMAT_VERSION = 1
 FILE_BYTES = 16 << 20
 """A file that has grown to this is followed by a new one."""
 TEXT_BYTES_MAX = 0xFFFF
+TOPICS_A_RECORD = 256
+"""Topics in one record; their names fit into its texts."""
 SUFFIX = ".events"
 
 _MAGIC = b"TWEV"
@@ -110,12 +113,25 @@ COLUMNS: Mapping[EventKind, tuple[str, ...]] = {
     EventKind.GROUP: ("due_ms",),
 }
 
+_LAYOUTS: Mapping[int, tuple[EventKind, tuple[str, ...]]] = {
+    **{kind: (kind, names) for kind, names in COLUMNS.items()},
+    11: (EventKind.DISPATCHED, (*COLUMNS[EventKind.DISPATCHED], "topic")),
+    12: (EventKind.DELIVERED, (*COLUMNS[EventKind.DELIVERED], "topic")),
+    13: (EventKind.SETTLED, (*COLUMNS[EventKind.SETTLED], "topic")),
+}
+"""Kind and columns by the number in the header. 11 to 13 are several records that are alike but for their topic: the
+topics follow the other texts, and a last column has the place of each row's topic among them."""
+_OF_TOPICS = {kind: number for number, (kind, _) in _LAYOUTS.items() if number not in COLUMNS}
+_OTHER_TEXTS = {EventKind.DISPATCHED: 0, EventKind.DELIVERED: 2, EventKind.SETTLED: 2}
+"""Texts beside the topic, which is the first in a record of its own."""
+
 Column = NDArray[np.uint64]
 
 
 class EventRecords(NamedTuple):
     """Records to be written one behind the other, of one kind and one moment; the facts are those of `EventRecord`.
-    Columns are uint64, and hold the rows of all records in their order."""
+    Columns are uint64, and hold the rows of all records in their order. Those of several topics that are alike
+    otherwise are written together, without those that have no rows."""
 
     kind: EventKind
     at_ms: int
@@ -189,28 +205,48 @@ def _decode_column(body: bytes, at: int, count: int) -> tuple[Column, int]:
     return offsets.astype(np.uint64) + np.uint64(base), at + width * count
 
 
+def _together(batch: EventRecords) -> Iterator[tuple[int, EventRecords]]:
+    """The records of a batch as they are written, each with its number for the header."""
+    if batch.kind not in _OF_TOPICS or len(batch.parts) == 1:
+        yield batch.kind, batch
+        return
+    row = 0
+    for (detail, others), alike in groupby(batch.parts, lambda part: (part[0], tuple(part[2][1:]))):
+        parts = list(alike)
+        for at in range(0, len(parts), TOPICS_A_RECORD):
+            some = parts[at : at + TOPICS_A_RECORD]
+            counts = [count for _, count, _ in some]
+            first, row = row, row + sum(counts)
+            columns = {name: values[first:row] for name, values in batch.columns.items()}
+            if len(some) == 1:
+                yield batch.kind, batch._replace(parts=some, columns=columns)
+                continue
+            columns["topic"] = np.arange(len(some), dtype=np.uint64).repeat(counts)
+            texts = (*others, *(texts[0] for _, _, texts in some))
+            yield _OF_TOPICS[batch.kind], batch._replace(parts=[(detail, row - first, texts)], columns=columns)
+
+
 def encode(batches: Sequence[EventRecords]) -> bytes:
     """The bytes of records in their order."""
-    by_kind: dict[EventKind, list[int]] = {}
-    for place, batch in enumerate(batches):
-        by_kind.setdefault(batch.kind, []).append(place)
-    encoded: list[list[bytes]] = [[] for _ in batches]
-    for kind, places in by_kind.items():
-        names = COLUMNS[kind]
-        counts = [count for place in places for _, count, _ in batches[place].parts]
-        columns = [
-            _encode_column(np.concatenate([batches[place].columns[name] for place in places]), counts) for name in names
-        ]
+    written = [each for batch in batches for each in _together(batch)]
+    by_number: dict[int, list[int]] = {}
+    for place, (number, _) in enumerate(written):
+        by_number.setdefault(number, []).append(place)
+    encoded: list[list[bytes]] = [[] for _ in written]
+    for number, places in by_number.items():
+        alike, names = [written[place][1] for place in places], _LAYOUTS[number][1]
+        counts = [count for batch in alike for _, count, _ in batch.parts]
+        columns = [_encode_column(np.concatenate([batch.columns[name] for batch in alike]), counts) for name in names]
         bodies = map(b"".join, zip(*columns, strict=True)) if columns else iter([b""] * len(counts))
-        for place in places:
-            _, at_ms, stamped_ms, term, log_index, parts, _ = batches[place]
+        for place, batch in zip(places, alike, strict=True):
+            _, at_ms, stamped_ms, term, log_index, parts, _ = batch
             pieces = encoded[place]
             for (detail, count, texts), body in zip(parts, bodies, strict=False):  # the rest are of later batches
                 text = "\0".join(texts).encode()[:TEXT_BYTES_MAX]
                 facts = _FACTS.pack(
                     _MAGIC,
                     FORMAT_VERSION,
-                    kind,
+                    number,
                     len(names),
                     detail,
                     count,
@@ -260,32 +296,43 @@ def _header_at(data: bytes, at: int) -> _Header | None:
     return _Header(kind, columns, detail, count, at_ms, stamped_ms, term, index, text_at, body_at, end)
 
 
-def decode(data: bytes, at: int) -> tuple[EventRecord, int] | None:
-    """The record at offset `at`, and the offset of the next; None: there is no complete and correct record."""
+def decode(data: bytes, at: int) -> tuple[list[EventRecord], int] | None:
+    """The records at offset `at`, and the offset of the next; None: there is no complete and correct record."""
     header = _header_at(data, at)
-    return None if header is None else (_record(data, header), header.end)
+    return None if header is None else (_records(data, header), header.end)
 
 
-def _record(data: bytes, header: _Header) -> EventRecord:
-    if header.kind not in EventKind.__members__.values():
-        return EventRecord(EventKind.LOST, header.at_ms)  # of a kind that a later version added: passed over
-    kind = EventKind(header.kind)
+def _records(data: bytes, header: _Header, ids: Sequence[int] | None = None) -> list[EventRecord]:
+    """What was written together: one record for each topic, with `ids` only those that name one of them."""
+    if header.kind not in _LAYOUTS:
+        return [EventRecord(EventKind.LOST, header.at_ms)]  # of a kind that a later version added: passed over
+    kind, names = _LAYOUTS[header.kind]
     values: dict[str, Column] = {}
     place = header.body_at
-    for name in COLUMNS[kind][: header.columns]:
+    for name in names[: header.columns]:
         values[name], place = _decode_column(data, place, header.rows)
     text = data[header.text_at : header.body_at].decode(errors="replace")
-    return EventRecord(
-        kind,
-        header.at_ms,
-        header.stamped_ms,
-        header.term,
-        header.log_index,
-        header.detail,
-        header.rows,
-        text.split("\0") if text else [],
-        values,
-    )
+    texts = text.split("\0") if text else []
+    facts = kind, header.at_ms, header.stamped_ms, header.term, header.log_index, header.detail
+    if header.kind in COLUMNS:
+        return [EventRecord(*facts, header.rows, texts, values)]
+    topics, wanted = values.pop("topic"), None
+    if ids is not None:
+        named = np.array(ids, np.uint64)
+        rows = np.logical_or.reduce([np.isin(values[name], named) for name in values if name in NAMING])
+        wanted = set(topics[rows].tolist())
+    others = texts[: _OTHER_TEXTS[kind]]
+    cuts = [0, *((topics[1:] != topics[:-1]).nonzero()[0] + 1).tolist(), len(topics)]
+    return [
+        EventRecord(
+            *facts,
+            last - first,
+            [*texts[len(others) + topic : len(others) + topic + 1], *others],
+            {name: column[first:last] for name, column in values.items()},
+        )
+        for first, last, topic in zip(cuts, cuts[1:], topics[cuts[:-1]].tolist(), strict=False)
+        if wanted is None or topic in wanted
+    ]
 
 
 # -- files
@@ -301,8 +348,8 @@ def read_events(disk: Disk, path: str) -> Iterator[EventRecord]:
     """Records of one file in order, up to its end or to a torn or damaged record. Empty if the file is gone."""
     data, at = content(disk, path), 0
     while (found := decode(data, at)) is not None:
-        record, at = found
-        yield record
+        records, at = found
+        yield from records
 
 
 Offsets = NDArray[np.uint32]
@@ -457,7 +504,7 @@ def locate(disk: Disk, path: str, known: Places) -> Places:
             lost += header.rows
         elif header.kind == EventKind.LOADED:
             growing.add_any(begin, end)
-        elif header.kind in COLUMNS and header.rows and (ids := list(_naming(data, header))):
+        elif header.kind in _LAYOUTS and header.rows and (ids := list(_naming(data, header))):
             growing.add(begin, end, ids)
         at = header.end
     return growing.done(known.end + at, first_ms, lost) if at else known
@@ -467,7 +514,7 @@ def _naming(data: bytes, header: _Header) -> Iterator[Column]:
     """The columns of a record that name messages, without those that repeat the previous one."""
     seen = b""
     at = header.body_at
-    for name in COLUMNS[EventKind(header.kind)][: header.columns]:
+    for name in _LAYOUTS[header.kind][1][: header.columns]:
         if name in NAMING:
             values, end = _decode_column(data, at, header.rows)
             stored = data[at:end]
@@ -514,7 +561,7 @@ def _holding(file: File, found: Sequence[tuple[int, int]], ids: Sequence[int]) -
         for at, _ in found[first:last]:
             header = _header_at(data, at - begin)  # None: damaged since it was located
             if header is not None and _may_hold(data, header, ids):
-                yield _record(data, header)
+                yield from _records(data, header, ids)
         row = last
 
 
@@ -522,7 +569,7 @@ def _may_hold(data: bytes, header: _Header, ids: Sequence[int]) -> bool:
     if header.kind == EventKind.LOADED or header.rows <= SMALL_MAX:
         return True
     at = header.body_at
-    for name in COLUMNS[EventKind(header.kind)][: header.columns]:
+    for name in _LAYOUTS[header.kind][1][: header.columns]:
         width, base, _ = _COLUMN.unpack_from(data, at)
         at += _COLUMN.size
         if name in NAMING:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import struct
 from collections.abc import Iterator
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from tickwheel.storage.events import (
     COLUMNS,
     NAMING,
+    TOPICS_A_RECORD,
     EventKind,
     EventRecord,
     EventRecords,
@@ -85,8 +89,8 @@ def test_what_was_written_is_read_until_it_is_damaged(written: list[EventRecord]
     assert blob == b"".join(parts)
     at, seen = 0, []
     while (found := decode(blob, at)) is not None:
-        record, at = found
-        seen.append(record)
+        found_here, at = found
+        seen += found_here
     assert at == len(blob)
     assert len(seen) == len(written) and all(map(same, seen, written))
     place = data.draw(st.integers(0, len(blob) - 1))
@@ -99,21 +103,75 @@ def test_what_was_written_is_read_until_it_is_damaged(written: list[EventRecord]
     assert whole == next(number for number in range(len(parts)) if place < sum(map(len, parts[: number + 1])))
 
 
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=20), st.data())
-@settings(max_examples=60)
-def test_records_alike_are_written_as_if_each_were_alone(counts: list[int], data: st.DataObject) -> None:
-    """Most have one row; the columns of all are encoded at once."""
-    columns = {}
-    for name in COLUMNS[EventKind.SETTLED]:
-        near = data.draw(st.sampled_from([1, 3, 200, 1 << 20, 1 << 63]))
-        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-        columns[name] = [rng.integers(0, near, count, np.uint64) for count in counts]
-    alike = [
-        EventRecord(EventKind.SETTLED, 7, detail=place % 3, count=count, texts=("t", f"g{place}"), columns=part)
-        for place, count in enumerate(counts)
-        for part in [{name: columns[name][place] for name in columns}]
+OTHER_TEXTS = {EventKind.DISPATCHED: (), EventKind.DELIVERED: ("g", "c"), EventKind.SETTLED: ("g", "r")}
+
+
+@st.composite
+def of_topics(draw: st.DrawFn) -> list[EventRecord]:
+    """Records of one kind and moment, each of a topic, as a command or a batch brings them."""
+    kind = draw(st.sampled_from([*OTHER_TEXTS]))
+    counts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=20))
+    details = draw(st.lists(st.integers(0, 1), min_size=len(counts), max_size=len(counts)))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    near = {name: draw(st.sampled_from([1, 3, 200, 1 << 20, 1 << 63])) for name in COLUMNS[kind]}
+    return [
+        EventRecord(
+            kind,
+            7,
+            log_index=9,
+            detail=detail,
+            count=count,
+            texts=(f"t{place}", *OTHER_TEXTS[kind]),
+            columns={name: rng.integers(0, near[name], count, np.uint64) for name in near},
+        )
+        for place, (count, detail) in enumerate(zip(counts, details, strict=True))
     ]
-    assert encode([batch(*alike)]) == b"".join(encode([batch(record)]) for record in alike)
+
+
+@given(of_topics())
+@settings(max_examples=60)
+def test_records_of_many_topics_are_read_as_if_each_were_alone(written: list[EventRecord]) -> None:
+    """Those that are alike but for the topic lie in one record, with a header and a checksum for all."""
+    disk = SimulatedDisk(random.Random(1))
+    EventWriter(disk, "events", 64 << 20).append([batch(*written)])
+    seen = list(read_events(disk, "events/1.events"))
+    assert len(seen) == len(written) and all(map(same, seen, written))
+    runs = sum(one.detail != before.detail for before, one in itertools.pairwise(written)) + 1
+    places = locate(disk, "events/1.events", Places())
+    assert len(places.begins) == runs
+    wanted = [min(ids_in(written[-1]))]
+    found = list(holding(disk, "events/1.events", places, wanted))
+    holders = [one for one in written if ids_in(one) & set(wanted)]
+    kept = [one for one in found if ids_in(one) & set(wanted)]
+    assert len(kept) == len(holders) and all(map(same, kept, holders))
+
+
+def test_more_topics_than_one_record_holds() -> None:
+    """The rest begins another; a topic that is alone there has the record of a single topic."""
+    written = [
+        EventRecord(EventKind.DISPATCHED, 7, count=1, texts=(f"t{n}",), columns={"id": one, "unit": one})
+        for n in range(TOPICS_A_RECORD + 1)
+        for one in [np.array([n], np.uint64)]
+    ]
+    data = encode([batch(*written)])
+    first, end = decode(data, 0) or ([], 0)
+    rest, last = decode(data, end) or ([], 0)
+    assert last == len(data) and end < 40 * TOPICS_A_RECORD
+    assert data[end:] == encode([batch(written[-1])])
+    assert all(map(same, [*first, *rest], written)) and len(first) == TOPICS_A_RECORD
+
+
+def test_the_layout_of_many_topics() -> None:
+    """As docs/FORMATS.md describes it, byte by byte."""
+    columns = {"unit": np.array([5, 6, 9], np.uint64), "attempt": np.ones(3, np.uint64)}
+    data = encode([EventRecords(EventKind.SETTLED, 7, parts=[(1, 2, "tgr"), (1, 1, "ugr")], columns=columns)])
+    text = b"g\0r\0t\0u"
+    unit = struct.pack("<BxxxxxxxQq", 1, 5, 0) + bytes([0, 1, 4])
+    attempt = struct.pack("<BxxxxxxxQq", 0, 1, 0)
+    topic = struct.pack("<BxxxxxxxQq", 1, 0, 0) + bytes([0, 0, 1])
+    body = unit + attempt + topic
+    head = struct.pack("<4sBBBBIIqqQQHH", b"TWEV", 1, 13, 3, 1, 3, len(body), 7, 0, 0, 0, len(text), 0)
+    assert data == head + struct.pack("<I", google_crc32c.value(head + text + body)) + text + body
 
 
 def ids_in(record: EventRecord) -> set[int]:

@@ -49,6 +49,7 @@ from tickwheel.storage.events import (
     COLUMNS,
     FROM_NOW_MS,
     NAMING,
+    TOPICS_A_RECORD,
     Column,
     EventKind,
     EventRecord,
@@ -74,8 +75,6 @@ WRITE_BYTES = 1 << 20
 WRITE_PERIOD_MS = 100
 """Longest wait for a write. Records become bytes in a worker that shares the interpreter with the core's thread: half a
 second's records at once would delay messages for as long as that takes."""
-TOPICS_A_RECORD = 256
-"""Topics in one record; their names fit into its texts."""
 FOUND_MAX = 1_000
 """Events in the answer to one trace, at most."""
 UNITS_MAX = 1_000

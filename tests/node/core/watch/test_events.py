@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -175,13 +176,13 @@ def test_a_further_search_decodes_only_what_may_name_the_message(monkeypatch: py
     assert master is not None
     first = traced(world, master, ids[3])
     decoded: list[int] = []
-    decode = event_files._record
+    decode = event_files._records
 
-    def counted(data: bytes, header: event_files._Header) -> event_files.EventRecord:
+    def counted(data: bytes, header: event_files._Header, ids: Sequence[int]) -> list[event_files.EventRecord]:
         decoded.append(header.end)
-        return decode(data, header)
+        return decode(data, header, ids)
 
-    monkeypatch.setattr(event_files, "_record", counted)
+    monkeypatch.setattr(event_files, "_records", counted)
     assert kinds(traced(world, master, ids[3])) == kinds(first) == ["SCHEDULED"]
     assert len(decoded) == 1
     [late] = schedule(world, [("t", HOUR_MS, "late", [])])
