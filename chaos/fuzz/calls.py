@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from random import Random
@@ -50,6 +51,13 @@ class Ended:
     call: Call
     code: str
     details: str = ""
+    began_s: float = 0.0
+    ended_s: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        """Of its requests."""
+        return sum(map(len, self.call.bodies))
 
 
 def services() -> list[ServiceDescriptor]:
@@ -118,16 +126,19 @@ class Caller:
 async def make(call: Call, address: str, channel: grpc.aio.Channel) -> Ended:
     """Make a call; raises nothing that a node can cause."""
     own = grpc.aio.insecure_channel(address, options=OPTIONS) if call.cut else None
+    began_s = time.monotonic()
+    code, details = "OK", ""
     try:
-        return await _make(call, own or channel)
+        await _make(call, own or channel)
     except grpc.aio.AioRpcError as error:
         details = error.details() or ""
-        return Ended(call, "LOCAL" if details == OWN_ERROR else error.code().name, details)
+        code = "LOCAL" if details == OWN_ERROR else error.code().name
     except asyncio.CancelledError:
-        return Ended(call, "CUT")
+        code = "CUT"
     finally:
         if own is not None:
             await own.close(grace=None)
+    return Ended(call, code, details, began_s, time.monotonic())
 
 
 MASTER = -1
@@ -135,7 +146,7 @@ MASTER = -1
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
-async def _make(call: Call, channel: Any) -> Ended:
+async def _make(call: Call, channel: Any) -> None:
     async def bodies() -> AsyncIterator[bytes]:
         for body in call.bodies:
             yield body
@@ -151,13 +162,12 @@ async def _make(call: Call, channel: Any) -> Ended:
     try:
         if not call.server_streams:
             await going
-            return Ended(call, "OK")
+            return
         read = 0
         async for _ in going:
             read += 1
             if read >= RESPONSES_READ_MAX:
-                return Ended(call, "OK")
-        return Ended(call, "OK")
+                return
     finally:
         if leaving is not None:
             leaving.cancel()

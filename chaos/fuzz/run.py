@@ -104,15 +104,6 @@ class FuzzReport:
     """Messages that its own consumer got."""
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A call that was made, and when."""
-
-    ended: Ended
-    began_s: float
-    ended_s: float
-
-
 class Fuzzer:
     """One run against a cluster that is up."""
 
@@ -228,7 +219,7 @@ class Fuzzer:
         )
         known.revisions = {one.definition.name: one.revision for one in listed.schedules}
 
-    async def _batch(self, number: int, channels: list[grpc.aio.Channel]) -> list[Made]:
+    async def _batch(self, number: int, channels: list[grpc.aio.Channel]) -> list[Ended]:
         config, report = self._config, self._report
         rng = Random(f"{config.seed}:{number}")
         now_ms = time.time_ns() // 1_000_000
@@ -239,32 +230,25 @@ class Fuzzer:
 
         master = self._cluster.nodes.index(await self._cluster.wait_ready())
 
-        async def one(call: Call) -> Made:
+        async def one(call: Call) -> Ended:
             node = master if call.node == MASTER else call.node
             async with gate:
-                began_s = time.monotonic()
-                ended = await make(call, self._cluster.nodes[node].client_address, channels[node])
-                return Made(ended, began_s, time.monotonic())
+                return await make(call, self._cluster.nodes[node].client_address, channels[node])
 
         idle = self._open_idle(rng)
         garbage = asyncio.ensure_future(self._speak_garbage(rng))
-        made = await asyncio.gather(*(one(call) for call in calls))
-        ended = [one_made.ended for one_made in made]
+        ended = await asyncio.gather(*(one(call) for call in calls))
         await garbage
         for channel, _ in idle:
             await channel.close(grace=None)
         report.calls += len(ended)
-        report.codes.update(one.code for one in ended)
+        report.codes.update(made.code for made in ended)
         logs = {node.node_id: node.log_file.read_text(errors="replace") for node in self._cluster.nodes}
-        for one_ended in ended:
-            wrong = one_ended.code in ("UNKNOWN", "DATA_LOSS") or (
-                one_ended.code == "INTERNAL" and not _explained(one_ended, logs)
-            )
-            if wrong:
-                call = one_ended.call
-                body = b"|".join(call.bodies)[:SHOWN_BYTES].hex()
-                self._found(number, f"{call.path} answered {one_ended.code}: {one_ended.details[:300]}; body {body}")
-        return made
+        for made in ended:
+            if made.code in ("UNKNOWN", "DATA_LOSS") or (made.code == "INTERNAL" and not _explained(made, logs)):
+                body = b"|".join(made.call.bodies)[:SHOWN_BYTES].hex()
+                self._found(number, f"{made.call.path} answered {made.code}: {made.details[:300]}; body {body}")
+        return ended
 
     def _open_idle(self, rng: Random) -> list[tuple[grpc.aio.Channel, list[Any]]]:
         """Streams that are opened and say nothing more, by channel; dropping one would cancel it."""
@@ -324,7 +308,7 @@ class Fuzzer:
         answers = (await self._cluster.statuses(STATUS_S)).values()
         return max((0 if isinstance(answer, Fault) else answer.term for answer in answers), default=0)
 
-    async def _check_mastership(self, number: int, made: Sequence[Made]) -> None:
+    async def _check_mastership(self, number: int, made: Sequence[Ended]) -> None:
         """The term has stayed, or a call asked for another, or no node was kept for a lease by its own work."""
         before, self._term = self._term, await self._highest_term()
         delays = self._probes.take()
@@ -408,24 +392,21 @@ def _explained(ended: Ended, logs: dict[str, str]) -> bool:
     return any(word in log for word in _TRACE_IDS.findall(ended.details) for log in logs.values())
 
 
-def asked(made: Sequence[Made]) -> bool:
+def asked(made: Sequence[Ended]) -> bool:
     """Whether one of these calls may have begun a handover."""
-    return any(one.ended.call.path.endswith(f"/{ASKS}") and one.ended.code not in NOT_TAKEN for one in made)
+    return any(one.call.path.endswith(f"/{ASKS}") and one.code not in NOT_TAKEN for one in made)
 
 
-def changed(before: int, term: int, delays: Sequence[Delay], made: Sequence[Made]) -> str:
+def changed(before: int, term: int, delays: Sequence[Delay], made: Sequence[Ended]) -> str:
     """A change of the master in words: the delays, the longest calls around them, and all calls."""
     lines = [f"the term went from {before} to {term}, and no call asked for another master"]
     for delay in delays:
         lines.append(f"{delay}; the longest calls around it:")
         calls = [one for one in made if one.began_s < delay.until_s and one.ended_s > delay.from_s - BEFORE_S]
-        calls.sort(key=lambda one: -sum(map(len, one.ended.call.bodies)))
-        lines += [
-            f"  {one.ended.call.path} of {sum(map(len, one.ended.call.bodies)):,} bytes: {one.ended.code}"
-            for one in calls[:CALLS_SHOWN]
-        ]
+        calls.sort(key=lambda one: -one.bytes)
+        lines += [f"  {one.call.path} of {one.bytes:,} bytes: {one.code}" for one in calls[:CALLS_SHOWN]]
     if not delays:
         lines.append("no probe was answered late")
-    counted = Counter(one.ended.call.path.rpartition("/")[2][:NAME_SHOWN] for one in made)
+    counted = Counter(one.call.path.rpartition("/")[2][:NAME_SHOWN] for one in made)
     lines.append("calls: " + ", ".join(f"{name} {count}" for name, count in sorted(counted.items())))
     return "\n".join(lines)

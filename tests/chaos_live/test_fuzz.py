@@ -17,7 +17,7 @@ from tickwheel.chaos.fuzz.calls import RARE, Call, Caller, Ended, methods
 from tickwheel.chaos.fuzz.known import SCHEDULES, TOPIC, UNIQUE_KEYS, Delivery, Known, fits_of, hints_of
 from tickwheel.chaos.fuzz.mastership import LEASE_MS, Delay
 from tickwheel.chaos.fuzz.messages import Maker
-from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, Made, _explained, asked, changed
+from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, _explained, asked, changed
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import common_pb2
 from tickwheel.proto.consumer_pb2 import ExtendBatch, SettleBatch
@@ -123,9 +123,9 @@ def test_many_keys_of_one_batch_and_schedules_with_their_revisions() -> None:
         assert len(named) > 50 and {0, 1, 77} <= {made.expected_revision for made in named}
 
 
-def made_call(path: str, code: str, began_s: float, *bodies: bytes) -> Made:
+def made_call(path: str, code: str, began_s: float, *bodies: bytes) -> Ended:
     """A call that took a tenth of a second."""
-    return Made(Ended(Call(0, path, False, False, bodies, 1.0), code), began_s, began_s + 0.1)
+    return Ended(Call(0, path, False, False, bodies, 1.0), code, "", began_s, began_s + 0.1)
 
 
 def test_a_change_of_the_master_is_told_with_its_calls_unless_one_asked_for_it() -> None:
