@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from tickwheel.chaos.live.clock_stage import DISAGREE, JUMP, RIGHT_AGAIN, STOPPED, WARM_S, WARNED, ClockStage
+from tickwheel.chaos.live.clock_stage import DISAGREE, JUMP, RIGHT_AGAIN, STOPPED, WARNED, ClockStage
 
 HOUR_MS = 3_600_000
 STEP_MS = 600_000
@@ -44,7 +44,6 @@ class Case:
 async def _one_is_an_hour_off(stage: ClockStage, by_ms: int) -> None:
     """As the slave it is; as a master after a handover; and as one that starts with a wrong clock and is made master
     again."""
-    await stage.pass_s(WARM_S)
     wrong = (await stage.slaves())[0]
     skew = await stage.wrong([wrong], by_ms)
     await stage.skew_is_told(wrong, by_ms)
@@ -66,7 +65,6 @@ async def _one_is_an_hour_off(stage: ClockStage, by_ms: int) -> None:
 
 async def _the_master_steps(stage: ClockStage, by_ms: int) -> None:
     """In full flight: nothing happens but words."""
-    await stage.pass_s(WARM_S)
     master = await stage.master()
     step = await stage.wrong([master], by_ms)
     await stage.flows("the master's clock has stepped", FLOW_S)
@@ -79,7 +77,6 @@ async def _the_master_steps(stage: ClockStage, by_ms: int) -> None:
 
 async def _an_oscillator_drifts(stage: ClockStage, ppm: int) -> None:
     """A slave's, which becomes master then. The rate is found out; what runs up on its wall clock is warned of."""
-    await stage.pass_s(WARM_S)
     node = (await stage.slaves())[0]
     drift = await stage.drift(node, ppm)
     await stage.flows("a slave drifts", 2 * FLOW_S)
@@ -96,7 +93,6 @@ async def _an_oscillator_drifts(stage: ClockStage, ppm: int) -> None:
 async def _all_are_wrong_together(stage: ClockStage) -> None:
     """By an hour from the start: that is the time then. A step of all is steered to, and a node that has started with
     the new time goes on from that of the last master when it becomes one, and says so."""
-    await stage.pass_s(WARM_S)
     for node in stage.nodes:
         await stage.time_is_right(node)
         await stage.status_is("its own clock against the cluster's time, ms", node, "clock_offset_ms", -5, 5)
@@ -125,7 +121,6 @@ async def _all_are_wrong_together(stage: ClockStage) -> None:
 
 async def _survivors_disagree(stage: ClockStage) -> None:
     """Holdover; its end, with the alarm, while schedules are accepted; and agreement again."""
-    await stage.pass_s(WARM_S)
     master = await stage.master()
     gone, wrong = await stage.slaves()
     killed = await stage.kill([gone])
@@ -150,7 +145,6 @@ async def _survivors_disagree(stage: ClockStage) -> None:
 
 async def _a_cold_start_without_agreement(stage: ClockStage) -> None:
     """All restart with three clocks and three times: schedules are accepted, nothing comes until two agree."""
-    await stage.pass_s(WARM_S)
     killed = await stage.kill(stage.nodes)
     stage.clocks_agree(False)
     _, second, third = stage.cluster.nodes
@@ -173,7 +167,6 @@ async def _a_cold_start_without_agreement(stage: ClockStage) -> None:
 
 async def _a_pause(stage: ClockStage, whom: str) -> None:
     """The node wakes with the right time: nothing is early, and all that waited comes."""
-    await stage.pass_s(WARM_S)
     before = await stage.master()
     node = before if whom == "master" else (await stage.slaves())[0]
     pause = await stage.pause(node)
@@ -186,7 +179,6 @@ async def _a_pause(stage: ClockStage, whom: str) -> None:
 
 async def _a_cluster_of_one(stage: ClockStage, by_ms: int) -> None:
     """It goes by its own clock: a step is made good at a tenth of a second a second, and shown."""
-    await stage.pass_s(WARM_S)
     node = await stage.master()
     step = await stage.wrong([node], by_ms)
     await stage.flows("its clock has stepped", 2 * FLOW_S)

@@ -7,6 +7,7 @@ its reported error and BEYOND_MS.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from tickwheel.chaos.live.supervisor import RunOptions, Scene, Supervisor
 from tickwheel.chaos.live.verdict import Broken, Verdict
 from tickwheel.chaos.printing import bare_table
 
+WARM_S = 1.6
+"""Load before anything is done: the run is void if it is too small."""
 BEYOND_MS = 5.0
 """P3's slack beside the error that a node shows."""
 AHEAD_MS = 100.0
@@ -103,6 +106,7 @@ async def play(case: Case, directory: Path, rate: float, told: Callable[[str], N
 
     async def script(scene: Scene) -> None:
         stages.append(ClockStage(scene))
+        await asyncio.sleep(WARM_S)
         await case.play(stages[0])
 
     options = RunOptions(

@@ -26,8 +26,6 @@ from tickwheel.node.local_cluster import LocalNode
 from tickwheel.node.made_files import LocalClusterError
 from tickwheel.proto import admin_pb2
 
-WARM_S = 1.6
-"""Load before anything is done: the run is void if it is too small."""
 LOOK_S = 0.1
 WITHIN_S = 20.0
 """Long enough for a node that has hardly a processor; what comes true sooner costs nothing."""
@@ -67,7 +65,7 @@ class Stretch:
 
 
 class ClockStage:
-    """One run's script acts through this. All waits are for something to be seen; `pass_s` lets time pass."""
+    """One run's script acts through this. All waits but those of `flows` are for something to be seen."""
 
     def __init__(self, scene: Scene) -> None:
         self.cluster = scene.cluster
@@ -104,10 +102,6 @@ class ClockStage:
         return [node for node in self.nodes if node is not master]
 
     # -- doing
-
-    async def pass_s(self, seconds: float) -> None:
-        """Let time pass."""
-        await asyncio.sleep(seconds)
 
     async def strike(self, kind: str, fault: Active) -> int:
         """Begin a fault; its number. What nodes log from now on counts for `logged`."""
