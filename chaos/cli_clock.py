@@ -22,9 +22,7 @@ from tickwheel.chaos.live.page import write_files
 from tickwheel.chaos.live.report import TOLD_MAX
 from tickwheel.chaos.live.supervisor import RunFailed
 from tickwheel.chaos.live.verdict import Verdict
-from tickwheel.chaos.printing import empty_directory, headed, open_console, teller
-
-EXIT_BROKEN, EXIT_VOID = 1, 3
+from tickwheel.chaos.printing import EXIT_BROKEN, EXIT_VOID, empty_directory, headed, open_console, teller
 
 
 def clock(

@@ -17,11 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, FuzzReport
-from tickwheel.chaos.printing import empty_directory, headed, open_console, teller
+from tickwheel.chaos.printing import EXIT_BROKEN, EXIT_VOID, empty_directory, headed, open_console, teller
 from tickwheel.node.local_cluster import LocalCluster, run_to_end
 from tickwheel.node.made_files import LocalClusterError
-
-EXIT_BROKEN, EXIT_VOID = 1, 3
 
 
 def fuzz(

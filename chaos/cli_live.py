@@ -27,10 +27,9 @@ from tickwheel.chaos.live.report import print_report, replay_command
 from tickwheel.chaos.live.second_opinion import AuditFailed, add_opinion, check_extra, export, opinion
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
 from tickwheel.chaos.live.switch import switch_for
-from tickwheel.chaos.printing import empty_directory, headed, open_console, teller
+from tickwheel.chaos.printing import EXIT_BROKEN, EXIT_VOID, empty_directory, headed, open_console, teller
 from tickwheel.node.made_files import LocalClusterError
 
-EXIT_BROKEN, EXIT_VOID = 1, 3
 NetnsOption = Annotated[
     bool,
     typer.Option(
@@ -65,14 +64,13 @@ def run(
         raise typer.BadParameter(str(error)) from error
     seed = random.randrange(1 << 31) if seed < 0 else seed
     where = empty_directory(directory, "chaos")
-    options = RunOptions(where, seed, minutes * 60, families, nodes, rate, netns)
+    options = RunOptions(where, seed, minutes * 60, families, nodes, rate)
     told = teller(console)
     try:
         if audit:
             check_extra()
-        supervisor = Supervisor(options, told)
-        supervisor.move_in()
-        verdict = uvloop.run(supervisor.run())
+        switch = switch_for(nodes, seed) if netns else None
+        verdict = uvloop.run(Supervisor(options, told, switch).run())
         exported = export(where)
         if audit and exported is not None:
             told("auditing")
@@ -108,8 +106,6 @@ def failover(
     with tempfile.TemporaryDirectory(prefix="tickwheel-failover-") as directory, console.status("starting") as status:
         try:
             switch = switch_for(nodes, 1) if netns else None
-            if switch is not None:
-                switch.move_in()
             measuring = measure(
                 Path(directory),
                 how,

@@ -15,6 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+EXIT_BROKEN, EXIT_VOID = 1, 3
+"""Something did not hold; the run proves nothing."""
+
 
 def open_console(*, stderr: bool = False) -> Console:
     """A console without markup: a style is given by `style=` or by a Text."""

@@ -1,7 +1,7 @@
 """The knobs that the supervisor turns at a running node: its clock, and the room and quality of its disk.
 
-One small file a node, replaced as a whole; only a node that was begun by `node_start.py` reads it. The node's
-answer, which is the evidence that a fault had an effect, goes into a second file beside it.
+One small file a node; only a node that was begun by `node_start.py` reads it. The node's answer, which is the evidence
+that a fault had an effect, goes into a second file beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+EFFECTS = "effects.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Knobs:
     """Every fdatasync fails, and the writes it would have covered are lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Effects:
     """A node's counts of its knobs' effects. `readings` of clocks since the turn, others since its process began."""
 
@@ -41,41 +44,40 @@ class Effects:
     pid: int = 0
 
 
-def _replace(path: Path, values: dict[str, object]) -> None:
+def replace_json(path: Path, values: object) -> None:
+    """Write a file that others read meanwhile: it is replaced as a whole."""
     aside = path.with_suffix(".new")
     aside.write_text(json.dumps(values), encoding="utf-8")
     aside.replace(path)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What `replace_json` wrote; nothing before it did."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return values
+
+
 def write_knobs(path: Path, knobs: Knobs) -> None:
-    """Turn the knobs: replace their file."""
-    _replace(path, asdict(knobs))
+    """Turn the knobs."""
+    replace_json(path, asdict(knobs))
 
 
 def read_knobs(path: Path) -> Knobs:
     """The current knobs; neutral if nobody has turned them."""
-    try:
-        return Knobs(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return Knobs()
-
-
-def effects_file(path: Path) -> Path:
-    """The file in which the node of these knobs answers."""
-    return path.with_name("effects.json")
+    return Knobs(**read_json(path))
 
 
 def write_effects(path: Path, effects: Effects) -> None:
-    """Write the answer of a node."""
-    _replace(effects_file(path), asdict(effects))
+    """Write the answer of a node beside its knobs."""
+    replace_json(path.with_name(EFFECTS), asdict(effects))
 
 
 def read_effects(path: Path) -> Effects:
     """The answer of the node of these knobs; zeros before its first one."""
-    try:
-        return Effects(**json.loads(effects_file(path).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return Effects()
+    return Effects(**read_json(path.with_name(EFFECTS)))
 
 
 def modified_ns(path: Path) -> int:

@@ -400,8 +400,8 @@ async def measure(
     switch: Switch | None = None,
     told: Callable[[str], None] = lambda line: None,
 ) -> Losses:
-    """Lose the master repeatedly under load. With a `switch`, the nodes live in its namespaces, and the caller has
-    moved in before. Raises the errors of cluster and client."""
+    """Lose the master repeatedly under load. With a `switch`, the nodes live in its namespaces. Raises the errors of
+    cluster and client."""
     cluster: LocalCluster
     if switch is not None:
         cluster = ChaosCluster(directory, nodes, 1, switch=switch)

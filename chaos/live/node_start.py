@@ -1,8 +1,8 @@
 """`python -m tickwheel.chaos.live.node_start --config FILE --knobs FILE`: a node whose clock and disk can be spoilt.
 
 The node's own process, with two of its ports replaced before it begins: the clock (offset and rate come from the
-knobs) and the system calls of the disk port  below. The node itself has no switch for any of this: it is
-this module that a normal start does not know. The process ends with its supervisor, however that ends.
+knobs) and the system calls of the disk port. The node itself has no switch for any of this: it is this module that a
+normal start does not know. The process ends with its supervisor, however that ends.
 
 The disk without room: what has room already can still be written, as on a real full disk. An fdatasync that fails takes
 with it what it would have covered: Linux marks such pages clean, and a later read may find what was there before, so
@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tickwheel.chaos.live.knobs import Effects, Knobs, modified_ns, read_knobs, write_effects
@@ -46,8 +47,7 @@ class Panel:
         self._next_report_ns = 0
         self._modified_ns = -1
         self.knobs = Knobs()
-        self._readings = 0
-        self._refusals = self._slow_syncs = self._failed_syncs = 0
+        self.effects = Effects(pid=os.getpid())
         self._reporting = threading.Lock()
 
     def look(self, now_ns: int) -> Knobs:
@@ -58,34 +58,19 @@ class Panel:
             if modified != self._modified_ns:
                 self._modified_ns = modified
                 self.knobs = read_knobs(self._path)
-                self._readings = 0
+                self.effects.turn, self.effects.readings = self.knobs.turn, 0
                 self._next_report_ns = 0
-        self._readings += 1
+        self.effects.readings += 1
         if now_ns >= self._next_report_ns:
             self._next_report_ns = now_ns + REPORT_NS
-            self._report()
+            self.report()
         return self.knobs
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Write the effects down, if anybody has turned a knob. On any thread."""
         with self._reporting:
-            effects = Effects(
-                self.knobs.turn, self._readings, self._refusals, self._slow_syncs, self._failed_syncs, os.getpid()
-            )
-            if effects.turn or self._refusals or self._slow_syncs or self._failed_syncs:
-                write_effects(self._path, effects)
-
-    def refused(self) -> None:
-        """The disk has said no."""
-        self._refusals += 1
-
-    def slowed(self) -> None:
-        """An fdatasync took longer. On any thread."""
-        self._slow_syncs += 1
-
-    def sync_failed(self) -> None:
-        """An fdatasync failed: told at once, the process has not long to live. On any thread."""
-        self._failed_syncs += 1
-        self._report()
+            if self.effects.turn:
+                write_effects(self._path, self.effects)
 
 
 class SpoiltClock:
@@ -110,15 +95,6 @@ class SpoiltClock:
         return (time.time_ns() + ahead_ns) // MILLION + self._panel.knobs.offset_ms
 
 
-class _NoRoom:
-    """statvfs of a file system without room."""
-
-    def __init__(self, real: os.statvfs_result) -> None:
-        self.f_bavail = self.f_bfree = 0
-        self.f_blocks = real.f_blocks
-        self.f_frsize = real.f_frsize
-
-
 class SpoiltSystem:
     """`os`, but for what the knobs say."""
 
@@ -133,7 +109,7 @@ class SpoiltSystem:
     # -- room
 
     def _refuse(self) -> OSError:
-        self._panel.refused()
+        self._panel.effects.refusals += 1
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def pwritev(self, descriptor: int, parts: Sequence[bytes], offset: int) -> int:
@@ -153,10 +129,12 @@ class SpoiltSystem:
             raise self._refuse()
         os.posix_fallocate(descriptor, offset, size)
 
-    def statvfs(self, path: str | Path | int) -> os.statvfs_result | _NoRoom:
+    def statvfs(self, path: str | Path | int) -> os.statvfs_result | SimpleNamespace:
         """No room while the disk is full."""
         state = os.statvfs(path)
-        return _NoRoom(state) if self._panel.knobs.disk_full else state
+        if not self._panel.knobs.disk_full:
+            return state
+        return SimpleNamespace(f_bavail=0, f_bfree=0, f_blocks=state.f_blocks, f_frsize=state.f_frsize)
 
     # -- syncs
 
@@ -177,7 +155,7 @@ class SpoiltSystem:
         os.fsync(descriptor)
 
     def close(self, descriptor: int) -> None:
-        """Close. not fsynced writes are forgotten here: a later failed sync does not lose them."""
+        """Close. Writes without an fsync are forgotten here: a later failed sync does not lose them."""
         self._not_fsynced.pop(descriptor, None)
         os.close(descriptor)
 
@@ -185,12 +163,13 @@ class SpoiltSystem:
         knobs = self._panel.knobs
         if knobs.sync_ms:
             time.sleep(knobs.sync_ms / 1_000)
-            self._panel.slowed()
+            self._panel.effects.slow_syncs += 1
         if knobs.sync_fails:
             end = os.fstat(descriptor).st_size  # the file may have been cut since
             for offset, size in self._not_fsynced.pop(descriptor, []):
                 os.pwrite(descriptor, bytes(max(0, min(size, end - offset))), offset)
-            self._panel.sync_failed()
+            self._panel.effects.failed_syncs += 1
+            self._panel.report()  # now: the process has not long to live
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 

@@ -20,20 +20,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.history import HistoryWriter, TrueTime, anchor_now, read_history
 from tickwheel.chaos.live.injector import Injector
+from tickwheel.chaos.live.knobs import read_json
 from tickwheel.chaos.live.plan import Fault, plan
-from tickwheel.chaos.live.switch import switch_for
+from tickwheel.chaos.live.switch import Switch
 from tickwheel.chaos.live.verdict import Verdict, judge
 from tickwheel.chaos.live.watch import Watch
 from tickwheel.client import AsyncClient, TickwheelError
@@ -60,8 +59,6 @@ class RunOptions:
     families: Sequence[str]
     nodes: int = 3
     rate: float = 500.0
-    netns: bool = False
-    """The nodes live in network namespaces with a switch between them, instead of proxies."""
     ahead_ms: int = 6_000
     """Messages are due up to so far ahead."""
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
@@ -93,27 +90,24 @@ class RunFailed(Exception):
 class Supervisor:
     """Use once: `run`."""
 
-    def __init__(self, options: RunOptions, told: Callable[[str], None] = lambda line: None) -> None:
-        """`told` gets a line for people whenever something happens. Raises NamespacesRefused."""
+    def __init__(
+        self, options: RunOptions, told: Callable[[str], None] = lambda line: None, switch: Switch | None = None
+    ) -> None:
+        """`told` gets a line for people whenever something happens. With a `switch` the nodes live in its namespaces,
+        without one there are proxies between them."""
         self._options = options
         self._told = told
-        self._switch = switch_for(options.nodes, options.seed) if options.netns else None
+        self._packets = switch is not None
         self._directory = options.directory.resolve()
         self._directory.mkdir(parents=True, exist_ok=True)
         self._time = TrueTime(anchor_now() + options.wrong_ms)
         self._history = HistoryWriter(self._directory / "supervisor.jsonl", self._time)
         self._cluster = ChaosCluster(
-            self._directory / "nodes", options.nodes, options.seed, options.config, switch=self._switch
+            self._directory / "nodes", options.nodes, options.seed, options.config, switch=switch
         )
         self._watch = Watch(self._cluster, self._history, self._time)
         self._injector = Injector(self._cluster, self._watch, self._history, told)
         self._load: subprocess.Popen[bytes] | None = None
-
-    def move_in(self) -> None:
-        """With `netns`, before `run` and before a loop or a client was begun: the calling thread moves to where the
-        nodes can be reached, for good. Whatever else this process talks to cannot be reached from there."""
-        if self._switch is not None:
-            self._switch.move_in()
 
     async def run(self, faults: Sequence[Fault] | None = None, script: Script | None = None) -> Verdict:
         """The whole run, with the faults of its seed or these, or with a script, which then takes the time that it
@@ -121,8 +115,8 @@ class Supervisor:
         options = self._options
         if script is not None:
             faults = ()
-        if faults is None:
-            faults = plan(options.seed, options.seconds, options.families, packets=options.netns)
+        elif faults is None:
+            faults = plan(options.seed, options.seconds, options.families, packets=self._packets)
         self._history.write(
             "run",
             seed=options.seed,
@@ -130,7 +124,7 @@ class Supervisor:
             nodes=options.nodes,
             families=list(options.families),
             rate=options.rate,
-            netns=options.netns,
+            netns=self._packets,
             planned=len(faults),
             case=options.case,
         )
@@ -180,17 +174,10 @@ class Supervisor:
         command += ["--ahead-ms", str(self._options.ahead_ms)]
         self._load = _begin_process(command, self._directory / "workload.log")
         end = asyncio.get_running_loop().time() + LOAD_S
-        while not self._progress().get("got"):
+        while not read_json(self._directory / "progress.json").get("got"):
             if self._load.poll() is not None or asyncio.get_running_loop().time() > end:
                 raise RunFailed(f"the workload did not begin; see {self._directory / 'workload.log'}")
             await asyncio.sleep(LOOK_S)
-
-    def _progress(self) -> dict[str, Any]:
-        try:
-            progress: dict[str, Any] = json.loads((self._directory / "progress.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        return progress
 
     # -- the end
 

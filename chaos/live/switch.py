@@ -45,16 +45,6 @@ class Switch(Network):
             raise
         self._end_of = {socket.inet_aton(one.address): end for end, one in self.namespaces.items()}
 
-    @property
-    def clients(self) -> Namespace:
-        """The namespace from which clients reach the nodes."""
-        return self.namespaces[CLIENTS]
-
-    def move_in(self) -> None:
-        """Before a loop or a client was begun: the calling thread moves to where the nodes can be reached, for good.
-        Whatever else this process talks to cannot be reached from there."""
-        enter(self.clients.path)
-
     def held(self, counts: Counts) -> int:
         return counts.dropped
 
@@ -129,5 +119,9 @@ class Switch(Network):
 
 
 def switch_for(nodes: int, seed: int) -> Switch:
-    """A switch for a cluster of `nodes` new nodes. Raises NamespacesRefused."""
-    return Switch([f"n{number}" for number in range(1, nodes + 1)], seed)
+    """A switch for a cluster of `nodes` new nodes. To be made before any loop or client: the calling thread moves to
+    where these can be reached, for good. Whatever else this process talks to cannot be reached from there. Raises
+    NamespacesRefused."""
+    switch = Switch([f"n{number}" for number in range(1, nodes + 1)], seed)
+    enter(switch.namespaces[CLIENTS].path)
+    return switch

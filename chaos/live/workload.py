@@ -31,7 +31,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import signal
 import zlib
@@ -43,6 +42,7 @@ import uvloop
 
 from tickwheel.chaos.live.consumers import GROUPS, TOPIC, Consuming
 from tickwheel.chaos.live.history import HistoryWriter, TrueTime
+from tickwheel.chaos.live.knobs import replace_json
 from tickwheel.chaos.live.node_start import end_with_parent
 from tickwheel.client import AsyncClient, BatchReceipt, OutcomeUnknown, Producer, TickwheelError
 from tickwheel.client.ids import id64_of_text, id_text
@@ -167,10 +167,8 @@ class Workload:
             await asyncio.sleep(PROGRESS_S)
 
     def _write_progress(self, phase: str) -> None:
-        aside = self._directory / "progress.new"
         told = {"phase": phase, "waiting": self._consuming.waiting, **self._counts, **self._consuming.counts}
-        aside.write_text(json.dumps(told), encoding="utf-8")
-        aside.replace(self._directory / "progress.json")
+        replace_json(self._directory / "progress.json", told)
 
     # -- scheduling
 
@@ -206,10 +204,7 @@ class Workload:
     def _acknowledged(self, number: int, uids: list[int], ids: list[int], due_ms: list[int] | None) -> None:
         self._unanswered -= 1
         self._counts["acked"] += len(uids)
-        if due_ms is None:
-            self._history.write("ack", b=number, ids=ids)
-        else:
-            self._history.write("ack", b=number, ids=ids, due=due_ms)
+        self._history.write("ack", b=number, ids=ids, **({} if due_ms is None else {"due": due_ms}))
         self._consuming.expect(uids)
 
     def _failed(self, number: int, uids: list[int], error: TickwheelError) -> None:

@@ -25,7 +25,7 @@ from tickwheel.chaos.live.namespaces import NamespacesRefused
 from tickwheel.chaos.live.network import CLIENTS, Spoiling
 from tickwheel.chaos.live.plan import ANY, MASTER, Fault
 from tickwheel.chaos.live.supervisor import RunOptions, Supervisor
-from tickwheel.chaos.live.switch import Switch, switch_for
+from tickwheel.chaos.live.switch import switch_for
 from tickwheel.client import NodeStatus
 
 SECONDS = 6.0
@@ -42,22 +42,16 @@ FAULTS = [
 
 
 def _run(directory: Path) -> None:
-    options = RunOptions(directory, 1, SECONDS, ("partition", "net"), rate=200.0, ahead_ms=1_500, netns=True)
-    supervisor = Supervisor(options)
-    supervisor.move_in()
-    print(json.dumps(uvloop.run(supervisor.run(FAULTS)).as_json()))
+    options = RunOptions(directory, 1, SECONDS, ("partition", "net"), rate=200.0, ahead_ms=1_500)
+    print(json.dumps(uvloop.run(Supervisor(options, switch=switch_for(3, 1)).run(FAULTS)).as_json()))
 
 
 def _failover(directory: Path) -> None:
-    switch = switch_for(3, 1)
-    switch.move_in()
-    print(json.dumps(as_json(uvloop.run(measure(directory, Kind.DROP, 1, 1_000.0, switch=switch)))))
+    print(json.dumps(as_json(uvloop.run(measure(directory, Kind.DROP, 1, 1_000.0, switch=switch_for(3, 1))))))
 
 
 def _silence(directory: Path) -> None:
-    switch = switch_for(3, 1)
-    switch.move_in()
-    print(json.dumps(uvloop.run(_cut_off(ChaosCluster(directory, 3, 1, switch=switch)))))
+    print(json.dumps(uvloop.run(_cut_off(ChaosCluster(directory, 3, 1, switch=switch_for(3, 1))))))
 
 
 async def _cut_off(cluster: ChaosCluster) -> float:
@@ -99,8 +93,7 @@ async def _cut_off(cluster: ChaosCluster) -> float:
 
 
 def _wait(directory: Path) -> None:
-    switch = Switch(["n1"], 1)
-    switch.move_in()
+    switch = switch_for(1, 1)
     cluster = ChaosCluster(directory, 1, 1, switch=switch)
 
     async def up() -> None:

@@ -97,7 +97,7 @@ async def test_connections_pass_between_namespaces(line: Line) -> None:
         assert await _comes(far) == b"question"
         await _send(far, b"answer")
         assert await _comes(near) == b"answer"
-    client = line.switch.clients.socket()
+    client = line.switch.namespaces[CLIENTS].socket()
     client.setblocking(False)
     with client:
         await asyncio.get_running_loop().sock_connect(client, (line.switch.namespaces["b"].address, PORT))
