@@ -1,6 +1,7 @@
 """`tickwheel chaos mutants`: guards and old bugs, one at a time, and the seeds until the simulation finds each.
 
-Whatever a directed scenario (mutation_table.py) looks for is also run with everything whole, which must be clean.
+Each seed that finds something is also run with everything whole, and must be clean: a run that breaks a promise by
+itself finds nothing. Of a directed scenario (mutation_table.py) so are a few seeds more.
 Writes its table between two marks of a document, so that what is published is what one command gives.
 """
 
@@ -11,6 +12,7 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +48,7 @@ class Found:
     by: str = ""
     how: str = ""
     whole: int = 0
-    """Seeds of the directed scenario that were run with everything whole, all clean."""
+    """Seeds of the scenario that were run with everything whole, the one that found it among them."""
     unclean: str = ""
     """The promise that one of those runs broke; empty: none."""
 
@@ -61,11 +63,16 @@ class Found:
             return True
         if not self.by:
             return self.seeds >= seeds
-        return not self.directed or self.whole >= min(max(self.seeds, WHOLE_SEEDS_LEAST), WHOLE_SEEDS_MOST)
+        return self.whole >= self._whole_wanted
+
+    @property
+    def _whole_wanted(self) -> int:
+        """Seeds to run with everything whole. The default scenario is run with many others anyway."""
+        return min(max(self.seeds, WHOLE_SEEDS_LEAST), WHOLE_SEEDS_MOST) if self.directed else 1
 
     def next_whole(self, first: int) -> int:
         """The next seed to run with everything whole."""
-        return first + max(self.seeds - WHOLE_SEEDS_MOST, 0) + self.whole
+        return first + max(self.seeds - self._whole_wanted, 0) + self.whole
 
     @property
     def proven(self) -> bool:
@@ -105,14 +112,19 @@ def begun(name: str) -> Found:
     return Found(name, config_of(name).level.value, AIMS[name].words() if name in AIMS else "default")
 
 
+@cache
+def broken_when_whole(seed: int, config: SimulationConfig) -> str:
+    """The promise that a seed breaks though nothing is switched off or broken; empty: none. Many hunts ask the same."""
+    return simulate(seed, config).broken
+
+
 def hunt(found: Found, first: int, seeds: int, until_s: float) -> Found:
     """Continue a hunt: run seeds until one breaks a promise, then these with everything whole, until `until_s`."""
     config, whole = config_of(found.name), whole_config_of(found.name)
     while not found.over(seeds) and time.monotonic() < until_s:
         if found.by:
-            result = simulate(found.next_whole(first), whole)
+            found.unclean = broken_when_whole(found.next_whole(first), whole)
             found.whole += 1
-            found.unclean = result.broken
             continue
         result = simulate(first + found.seeds, config)
         found.seeds += 1
@@ -168,9 +180,9 @@ def mutants(
 ) -> None:
     """Switch each guard off, put each old bug in, and count the seeds until a promise breaks.
 
-    A directed scenario is also run with everything whole, and must be clean then. Exit code 1 if one of our own bugs is
-    missed by the simulation (for a guard the table names the test that walks into its gap) or a whole run is not
-    clean; 3 if the time was over before all was run: with --keep the same command goes on.
+    The seed that finds one is also run with everything whole, and must be clean then. Exit code 1 if one of our own
+    bugs is missed by the simulation (for a guard the table names the test that walks into its gap) or a whole run is
+    not clean; 3 if the time was over before all was run: with --keep the same command goes on.
     """
     known = [*GUARDS, *MUTATIONS]
     wanted = [name.strip() for name in only.split(",")] if only else known
