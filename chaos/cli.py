@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -71,6 +71,22 @@ def replay_command(seed: int, config: SimulationConfig) -> str:
     return " ".join([*parts, "--trace"])
 
 
+@dataclass(slots=True)
+class CommandTally:
+    """Commands of one name over many runs."""
+
+    times: int = 0
+    seeds: int = 0
+    seeds_beside_change: int = 0
+    """Seeds in which one was applied a moment before or after a change of master."""
+
+    def add(self, times: int, beside: int) -> None:
+        """Those of one seed."""
+        self.times += times
+        self.seeds += 1
+        self.seeds_beside_change += beside > 0
+
+
 class _Summary:
     """Results of many seeds, folded together."""
 
@@ -80,6 +96,7 @@ class _Summary:
         self.cpu_s = 0.0
         self.tallies: dict[str, Tally] = {}
         self.facts: dict[str, float] = {}
+        self.commands: dict[str, CommandTally] = {}
         self.failed: list[RunResult] = []
 
     def add(self, result: RunResult) -> None:
@@ -90,6 +107,8 @@ class _Summary:
             self.tallies.setdefault(kind, Tally()).add(tally)
         for name, value in {**result.counts, **result.facts}.items():
             self.facts[name] = self.facts.get(name, 0) + value
+        for name, (times, beside) in result.commands.items():
+            self.commands.setdefault(name, CommandTally()).add(times, beside)
         if result.failed:
             self.failed.append(result)
 
@@ -108,6 +127,7 @@ class _Summary:
             "catch_ups": int(self.facts.get("CheckpointTaken", 0)),
             "without_effect": self.without_effect(),
             "facts": {name: round(value, 3) for name, value in sorted(self.facts.items())},
+            "commands": {name: asdict(tally) for name, tally in sorted(self.commands.items())},
             "failed": [{"seed": r.seed, "promise": r.promise, "what": r.broken} for r in self.failed],
         }
 
@@ -210,10 +230,26 @@ def _report(summary: _Summary, console: Console) -> None:
     )
     facts = ", ".join(f"{name} {value:,.0f}" for name, value in sorted(summary.facts.items()))
     console.print(facts, style="dim", highlight=False)
+    _report_commands(summary.commands, console)
     if summary.failed:
         console.print(f"{len(summary.failed)} seeds broke a promise", style="bold red")
     else:
         console.print("clean", style="green")
+
+
+def _report_commands(commands: dict[str, CommandTally], console: Console) -> None:
+    """What the dice made of the commands of the log: a kind that met no change of master proves little."""
+    if not commands:  # of the log alone
+        return
+    # Not at the top: the log alone can be driven without the rest of the node.
+    from tickwheel.chaos.sim.rolled import all_names
+
+    ordered = sorted(commands.items(), key=lambda item: (-item[1].seeds_beside_change, item[0]))
+    came = ", ".join(f"{name} {tally.times:,} in {tally.seeds_beside_change:,}" for name, tally in ordered)
+    console.print(f"commands, and in how many seeds beside a change of master: {came}", style="dim", highlight=False)
+    never = ", ".join(name for name in all_names() if name not in commands)
+    if never:
+        console.print(f"commands that never came: {never}", style="dim", highlight=False)
 
 
 def _report_failure(result: RunResult, config: SimulationConfig, do_shrink: bool, console: Console) -> None:

@@ -18,6 +18,7 @@ from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.failure import Failure
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ResetGroupRequest
+from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST, TIME
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.proto.scheduler_pb2 import CancelOutcome
 
@@ -131,6 +132,19 @@ class AskingClients:
         if not self._wires.winding_down:
             self._world.after(self._wires.pause_ns(mean_ns, self._rng, cheap), self._keep, mean_ns, act, cheap)
             self._wires.run(act())
+
+    async def _reset_anywhere(self, group: str, topic: str) -> None:
+        """Reset a group in one topic to the beginning, the end or a time near now, by the dice."""
+        request = ResetGroupRequest(name=group, topics=[topic])
+        dice = self._rng.random()
+        if dice < 0.2:
+            request.start_from, from_ms = EARLIEST, 0
+        elif dice < 0.4:
+            request.start_from, from_ms = LATEST, -1
+        else:
+            from_ms = self._world.wall_ms + self._rng.randrange(-5_000, 1_000)
+            request.start_from, request.start_ms = TIME, from_ms
+        await self._reset_group(request, from_ms)
 
     async def _reset_group(self, request: ResetGroupRequest, from_ms: int) -> None:
         """Reset a group in one topic. `from_ms`: as of ResetAsked."""

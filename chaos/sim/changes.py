@@ -8,7 +8,7 @@ from typing import Any
 from tickwheel.chaos.sim.clients import NO_ANSWER, Call, Wires, served
 from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, RescheduleAnswered, RescheduleSent
-from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
@@ -28,6 +28,7 @@ class Changes:
         self._history = wires.history
         self._rng = wires.rng
         self._known = known
+        self._past_rng = wires.world.stream("clients/past moves")
         self._open = 0
 
     def start(self) -> None:
@@ -51,6 +52,8 @@ class Changes:
             self._wires.run(self._cancel(uid, id64, rng.randrange(3)))
         else:
             due_ms = self._world.wall_ms + rng.randrange(100, 4_000)
+            if self._wires.shape.past_moves and self._past_rng.random() < 0.3:
+                due_ms -= self._past_rng.randrange(5_000, 3 * HOUR_MS)
             self._wires.run(self._move(uid, id64, due_ms, rng.randrange(3)))
 
     async def _cancel(self, uid: int, id64: int, target: int) -> None:

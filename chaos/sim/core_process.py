@@ -32,6 +32,7 @@ from tickwheel.chaos.sim.log_process import (
 )
 from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.rolled import Rolled
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.checkpoint import BackupFile
@@ -42,6 +43,7 @@ from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure
+from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import ScheduleResult
 from tickwheel.proto.admin_pb2 import Settings
 from tickwheel.proto.common_pb2 import HeldFile
@@ -69,6 +71,7 @@ class _ObservedHost(NodeHost):
 
     machine: Machine
     watch: LogWatch
+    rolled: Rolled
     leases_gathered: list[int]
     """Empty but while the lease file is being written: its failures before."""
 
@@ -82,6 +85,7 @@ class _ObservedHost(NodeHost):
         watch.attach(raft_of(core))
         moments.watch(machine, core.wheel)
         appended = _AppendSum(core)
+        _count_commands(machine, core, self.rolled)
         self.leases_gathered = _note_leases(machine, core)
 
         def observed_apply(index: int, term: int, command: bytes) -> object:
@@ -115,6 +119,16 @@ class _ObservedHost(NodeHost):
         heard.sync_out = observed_sync_out  # type: ignore[method-assign]
         heard.sync_in = observed_sync_in  # type: ignore[method-assign]
         return core
+
+
+def _count_commands(machine: Machine, core: NodeCore, rolled: Rolled) -> None:
+    apply = core.state.apply
+
+    def observed(index: int, term: int, entry: LogEntry) -> list[AnyResult]:
+        rolled.applied(index, entry, machine.world.now_ns)
+        return apply(index, term, entry)
+
+    core.state.apply = observed  # type: ignore[method-assign]
 
 
 def _note_leases(machine: Machine, core: NodeCore) -> list[int]:
@@ -210,7 +224,14 @@ class CoreProcess:
     """`setup.Process` of the whole node; also its CheckpointSource."""
 
     def __init__(
-        self, machine: Machine, names: Sequence[str], guards: Guards, config: CoreConfig, shape: Shape, census: Census
+        self,
+        machine: Machine,
+        names: Sequence[str],
+        guards: Guards,
+        config: CoreConfig,
+        shape: Shape,
+        census: Census,
+        rolled: Rolled,
     ) -> None:
         self.machine = machine
         self.watch = LogWatch(machine, census)
@@ -240,6 +261,7 @@ class CoreProcess:
 
         Host.machine = machine
         Host.watch = self.watch
+        Host.rolled = rolled
         self.host = Host(
             config,
             self._raft_config,

@@ -15,7 +15,9 @@ TOPICS = ("north", "east", "south", "west", "harbour", "airport")
 GROUP, RESET = "riders", "depots"
 PRODUCER = "dispatch-office"
 RESET_EVERY_NS = 1_000 * MS
-CROWDS = (Crowd(GROUP, TOPICS), Crowd(RESET, TOPICS, consumers=1, nacks=0, deaths=0))
+CALM = Crowd(RESET, TOPICS, consumers=1, nacks=0, deaths=0)
+ROUGH = Crowd(RESET, TOPICS)
+"""The group that is reset, and so where Shape.resets says so."""
 
 
 class Couriers(AskingClients):
@@ -28,7 +30,7 @@ class Couriers(AskingClients):
         super().__init__(wires, "couriers")
         self._members = (
             Producers(wires, (PRODUCER,), self._rows, (GROUP,), self._rng),
-            Consumers(wires, CROWDS, self._rng),
+            Consumers(wires, (Crowd(GROUP, TOPICS), ROUGH if wires.shape.resets else CALM), self._rng),
         )
 
     def _begin(self) -> None:

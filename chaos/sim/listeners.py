@@ -9,8 +9,7 @@ from tickwheel.chaos.sim.history_messages import Label, Row
 from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest, SetGroupFilterRequest
-from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST, TIME
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, SetGroupFilterRequest
 from tickwheel.proto.log_pb2 import AdminCommand
 
 TOPIC = "news"
@@ -23,8 +22,10 @@ CHANGE_EVERY_NS = 1_500 * MS
 CROWDS = (
     Crowd(FILTERED, (TOPIC,), nacks=0, deaths=0),
     Crowd(BROADCAST, (TOPIC,), broadcast=True),
-    Crowd(RESET, (TOPIC,), consumers=1, nacks=0, deaths=0),
 )
+CALM = Crowd(RESET, (TOPIC,), consumers=1, nacks=0, deaths=0)
+ROUGH = Crowd(RESET, (TOPIC,))
+"""The group that is reset, and so where Shape.resets says so."""
 
 
 class Listeners(AskingClients):
@@ -44,7 +45,7 @@ class Listeners(AskingClients):
         super().__init__(wires, "listeners")
         self._members = (
             Producers(wires, ("news",), self._rows, (BROADCAST,), self._rng),
-            Consumers(wires, CROWDS, self._rng),
+            Consumers(wires, (*CROWDS, ROUGH if wires.shape.resets else CALM), self._rng),
         )
 
     def start(self) -> None:
@@ -77,13 +78,4 @@ class Listeners(AskingClients):
         self._history.note(FilterAnswered, FILTERED, tags)
 
     async def _reset(self) -> None:
-        request = ResetGroupRequest(name=RESET, topics=[TOPIC])
-        dice = self._rng.random()
-        if dice < 0.2:
-            request.start_from, from_ms = EARLIEST, 0
-        elif dice < 0.4:
-            request.start_from, from_ms = LATEST, -1
-        else:
-            from_ms = self._world.wall_ms + self._rng.randrange(-5_000, 1_000)
-            request.start_from, request.start_ms = TIME, from_ms
-        await self._reset_group(request, from_ms)
+        await self._reset_anywhere(RESET, TOPIC)

@@ -80,6 +80,10 @@ class LogLoad:
         assert isinstance(process, LogProcess)
         machine.deliver(process.log.transfer, target, lambda problem: done(problem is None))
 
+    def commands(self) -> dict[str, tuple[int, int]]:
+        """None that a node would know."""
+        return {}
+
     def _probe(self) -> None:
         """A few proposals after the heal show that the log is alive, then silence lets it come to rest."""
         if self._probes_left:

@@ -49,7 +49,8 @@ FEW_CLIENTS = tuple(
     (name, 0)
     for name in (
         *("lines", "pauses", "sweeps", "writes", "loads", "parcels"),
-        *("stewards", "twins", "cold", "schedules", "keys", "turn", "splits"),
+        *("stewards", "twins", "cold", "clerks", "schedules", "keys"),
+        *("turn", "splits", "resets", "past_moves"),
     )
 )
 """A directed run has no more clients, and no more of their habits, than it needs, so that it stays what it is when some

@@ -10,6 +10,7 @@ from tickwheel.chaos.sim.accounts import Accounts, asked
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.claims import Claims
+from tickwheel.chaos.sim.clerks import Clerks
 from tickwheel.chaos.sim.clients import Clients, Wires
 from tickwheel.chaos.sim.cold import Cold
 from tickwheel.chaos.sim.consumers import GROUPS, Consumers
@@ -26,6 +27,7 @@ from tickwheel.chaos.sim.operators import Operators
 from tickwheel.chaos.sim.parcels import Parcels
 from tickwheel.chaos.sim.pauses import Pauses
 from tickwheel.chaos.sim.producers import TOPICS, Producers
+from tickwheel.chaos.sim.rolled import Rolled
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.stewards import Stewards
@@ -74,6 +76,7 @@ class NodeLoad:
         self._stage = stage
         self._world = stage.world
         self._census = Census()
+        self._rolled = Rolled()
         self._wires = Wires(stage)
         self._producers = Producers(self._wires)
         self._operators = Operators(self._wires, stage)
@@ -97,6 +100,7 @@ class NodeLoad:
             (shape.loads, Loads, ()),
             (shape.parcels, Parcels, ()),
             (shape.stewards, Stewards, ()),
+            (shape.clerks, Clerks, ()),
             (shape.twins, Twins, ()),
             (shape.cold, Cold, ()),
             (shape.schedules, Timetables, ()),
@@ -149,7 +153,8 @@ class NodeLoad:
         """A whole node."""
         stage = self._stage
         config = small_config(stage.world.seed, stage.shape)
-        return CoreProcess(machine, stage.founders, stage.config.guards, config, stage.shape, self._census)
+        guards, shape = stage.config.guards, stage.shape
+        return CoreProcess(machine, stage.founders, guards, config, shape, self._census, self._rolled)
 
     def start(self) -> None:
         for part in self.parts:
@@ -230,3 +235,7 @@ class NodeLoad:
         machine.deliver(
             process.host.core.parts.mastership.start_transfer, target, lambda failure: done(failure is None)
         )
+
+    def commands(self) -> dict[str, tuple[int, int]]:
+        """Commands of the log by name: how many, and how many beside a change of master."""
+        return {name: (times, self._rolled.beside[name]) for name, times in self._rolled.times.items()}

@@ -277,6 +277,7 @@ def _simulate(seed: int, config: SimulationConfig, story: Story | None) -> RunRe
     result.tallies = injector.tallies
     result.counts = dict(cluster.history.counts)
     result.facts = _facts(cluster)
+    result.commands = cluster.load.commands()
     return result
 
 

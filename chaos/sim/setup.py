@@ -61,6 +61,8 @@ class RunResult:
     tallies: dict[str, Tally] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
+    commands: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Commands of the log by name: how many, and how many beside a change of master (rolled.py)."""
 
     @property
     def failed(self) -> bool:
@@ -123,4 +125,8 @@ class Load(Protocol):
 
     def hand_over(self, machine: Machine, target: str, done: Callable[[bool], None]) -> None:
         """Planned handover from this machine."""
+        ...
+
+    def commands(self) -> dict[str, tuple[int, int]]:
+        """As `RunResult.commands`."""
         ...

@@ -86,6 +86,8 @@ class Shape:
     """Clients that pull and extend leases, and operators of dead letters (parcels.py)."""
     stewards: int = _present()
     """Operators who change settings, and make and delete topics and groups (stewards.py)."""
+    clerks: int = _present()
+    """Operators of limits, users and a group that is made again and again (clerks.py)."""
     twins: int = _present()
     """Pairs of programs that share a producer id (twins.py)."""
     cold: int = _present()
@@ -125,6 +127,11 @@ class Shape:
     turn: int = _drawn(*(0,) * 6, 1, 8)
     """How little is done in one turn of work that is done in turns: so many messages handed out, leases taken over or
     units sorted, or a few more (node_load.py). 0: as the product has it, more than a run ever needs."""
+    resets: int = _drawn(0, 1)
+    """Whether groups that are reset have two consumers that also nack and declare dead, and a group of the FIFO topic
+    is reset, too."""
+    past_moves: int = _drawn(0, 0, 0, 1)
+    """Whether some moves are to a time that is long over (changes.py)."""
     in_flight_max: int = _drawn(*(0,) * 8, 30, 100)
     """`group_in_flight_max` of the cluster from its founding on; 0: none."""
     extra_stay: int = _drawn(1, long=(0,))
@@ -148,7 +155,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
     def one(name: str) -> int:
         return given[name] if name in given else world.stream(f"shape/{name}").choice(choices[name])
 
-    if any(one(name) for name in ("sweeps", "listeners", "couriers")):
+    if any(one(name) for name in ("sweeps", "listeners", "couriers")) or (one("lines") and one("resets")):
         # At the end every swept message is looked up, and a reset goes back to messages in these hours.
         choices["hours_kept"] = (1,)
     if long:

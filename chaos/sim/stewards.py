@@ -59,8 +59,8 @@ class Stewards(AskingClients):
 
     asks_for = "answers about settings, topics or groups"
 
-    def __init__(self, wires: Wires) -> None:
-        super().__init__(wires, "stewards")
+    def __init__(self, wires: Wires, name: str = "stewards") -> None:
+        super().__init__(wires, name)
         self._made = 0
         self._settings = SETTINGS if wires.shape.in_flight_max else SETTINGS + IN_FLIGHT_MAX
 
@@ -133,8 +133,8 @@ class Stewards(AskingClients):
         else:
             self._wires.call(machine, lambda core: core.parts.publisher.schedule(batch, Reply.either(answered)))
 
-    def _pull(self, topic: str, group: str) -> None:
-        """Pull messages that are in flight when the topic or group is deleted. Half of the pulls are handed back."""
+    def _pull(self, topic: str, group: str, outcome: consumer_pb2.Outcome.ValueType = consumer_pb2.RETRY) -> None:
+        """Pull messages that are in flight when the topic or group is deleted. Half of the pulls are answered so."""
         request = consumer_pb2.PullRequest(group=group, topics=[topic], messages_max=5, wait_ms=200, lease_ms=1_000)
         machine = self._wires.machine(self._rng.randrange(3))
 
@@ -145,8 +145,8 @@ class Stewards(AskingClients):
                 sequence=1,
                 group=group,
                 topic=topic,
-                outcome=consumer_pb2.RETRY,
-                delay_ms=300,
+                outcome=outcome,
+                delay_ms=300 if outcome == consumer_pb2.RETRY else 0,
                 ids=answer.ids,
                 attempts=answer.attempts,
                 positions=answer.positions,

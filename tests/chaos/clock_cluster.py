@@ -16,6 +16,7 @@ from tickwheel.chaos.sim.faults import Injector
 from tickwheel.chaos.sim.history import FaultBegan, FaultEnded
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.node_load import NodeLoad
+from tickwheel.chaos.sim.rolled import Rolled
 from tickwheel.chaos.sim.run import Cluster
 from tickwheel.chaos.sim.setup import SimulationConfig
 from tickwheel.chaos.sim.world import MS, SECOND
@@ -37,7 +38,7 @@ class _Load(NodeLoad):
     def build(self, machine: Machine) -> CoreProcess:
         stage = self._cluster
         config = replace(small_config(stage.world.seed, stage.shape), **self._changes)
-        return CoreProcess(machine, stage.founders, stage.config.guards, config, stage.shape, self._census)
+        return CoreProcess(machine, stage.founders, stage.config.guards, config, stage.shape, self._census, Rolled())
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
 from tickwheel.chaos.sim.checkers.p1_groups import Broadcasts, FiltersHold, InOrder, PausesHold, ResetsHold
+from tickwheel.chaos.sim.checkers.p1_no_loss import RetriesCome
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p9_cancels import DeletionsHold, SweepsDone
 from tickwheel.chaos.sim.checkers.p11_in_flight import InFlightBounded
@@ -505,6 +506,102 @@ BAD |= {
     "the next master has heard of them": (
         InFlightBounded,
         [TWO_AT_ONCE, Booted(0, "n2", 1), delivered(5, 1), delivered(6, 2), HEARD, by_next(40, 3)],
+    ),
+}
+
+
+TWO_IN_LINE: list[Record] = [
+    sent(0, 1, 2, label=RED),
+    acknowledged(1, 1, 2),
+    delivered(2, 1),
+    settled(3, 1),
+    delivered(4, 2),
+]
+"""The second one is out with a consumer."""
+
+
+def answered(at_ms: int, outcome: str, *, delay_ms: int = 0, epoch: int = 0) -> list[Record]:
+    """For the first attempt of message 1, and the receipt."""
+    return [
+        SettleSent(at_ms * MS, "g", ID + 1, 1, 1, outcome, delay_ms, epoch),
+        Settled((at_ms + 2) * MS, "g", ID + 1, 1, 1, outcome, epoch),
+    ]
+
+
+NACKED = [BEGAN, delivered(1, 1), *answered(2, "RETRY", delay_ms=1_000)]
+DEAD = [BEGAN, delivered(1, 1), *answered(2, "DEAD")]
+
+GOOD |= {
+    "in order from the place of a reset on": (
+        InOrder,
+        [*TWO_IN_LINE, *reset(5, 0), again(11, 1), replace(settled(12, 1), epoch=1), again(13, 2)],
+    ),
+    "left out by a reset to what comes next": (
+        InOrder,
+        [
+            sent(0, 1, label=RED),
+            acknowledged(1, 1),
+            *reset(2, None),
+            sent(8, 2, label=RED, due_in_ms=10),
+            acknowledged(9, 2, due_in_ms=10),
+            again(10, 2, due_in_ms=10),
+        ],
+    ),
+    "due before the time of a reset": (
+        InOrder,
+        [
+            *reset(0, 100),
+            sent(6, 1, label=RED),
+            sent(6, 2, label=RED, due_in_ms=200),
+            acknowledged(7, 1),
+            acknowledged(8, 2, due_in_ms=200),
+            again(200, 2, due_in_ms=200),
+        ],
+    ),
+    "a message of a message group, after a reset": (
+        ResetsHold,
+        [BEGAN, sent(0, 1, label=RED), acknowledged(1, 1), delivered(2, 1), *reset(3, 0), again(9, 1)],
+    ),
+    "a nack before a reset to what comes next": (RetriesCome, [*NACKED[:3], *reset(3, None), NACKED[3]]),
+    "after a reset, sooner than the nack of before had asked": (RetriesCome, [*NACKED, *reset(5, 0), again(11, 1)]),
+    "again and again after a reset, sooner than that": (
+        RetriesCome,
+        [*NACKED, *reset(5, 0), again(11, 1), again(12, 1, attempt=2)],
+    ),
+    "dead, and brought back by a reset": (RetriesCome, [*DEAD, *reset(5, 0), again(11, 1)]),
+    "the retry of a message that has died since a reset": (
+        RetriesCome,
+        [
+            *NACKED,
+            *reset(5, 0),
+            again(11, 1),
+            *answered(12, "DEAD", epoch=1),
+            again(1_003, 1, attempt=2),
+        ],
+    ),
+}
+
+BAD |= {
+    "two of a message group, after a reset": (InOrder, [*TWO_IN_LINE, *reset(5, 0), again(11, 1), again(12, 2)]),
+    "settled before a reset only": (
+        InOrder,
+        [*TWO_IN_LINE, *reset(5, 0), again(11, 1), settled(12, 1), again(13, 2)],
+    ),
+    "one passed over that was acknowledged since a reset": (
+        InOrder,
+        [*reset(0, None), sent(6, 1, 2, label=RED), acknowledged(7, 1, 2), again(9, 2)],
+    ),
+    "a message of a message group, not after a reset": (
+        ResetsHold,
+        [BEGAN, sent(0, 1, label=RED, due_in_ms=1_500), acknowledged(1, 1, due_in_ms=1_500), *reset(2_000, 0)],
+    ),
+    "nacked after a reset, and never again": (
+        RetriesCome,
+        [BEGAN, *reset(0, None), again(9, 1), *answered(10, "RETRY", delay_ms=1_000, epoch=1)],
+    ),
+    "dead since a reset, and there again": (
+        RetriesCome,
+        [BEGAN, *reset(0, None), again(9, 1), *answered(10, "DEAD", epoch=1), again(20, 1, attempt=2)],
     ),
 }
 

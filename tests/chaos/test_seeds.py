@@ -108,6 +108,26 @@ def test_what_freezers_twins_and_stewards_do() -> None:
     assert done == {"settings", "delete topic", "delete group"}
 
 
+def test_groups_are_reset_while_their_consumers_nack() -> None:
+    """In a FIFO topic too: what is out, on its way back, waiting for its retry or dead meets resets."""
+    off = (("pauses", 0), ("sweeps", 0), ("writes", 0), ("loads", 0), ("parcels", 0), ("keys", 0))
+    shape = (*off, ("lines", 1), ("listeners", 1), ("couriers", 1), ("resets", 1), ("past_moves", 1))
+    commands: Counter[str] = Counter()
+    for seed in range(2):
+        run = verdict(seed, SimulationConfig(level=Level.NODE, seconds=5, shape=shape))
+        commands.update({name: times for name, (times, _) in run.commands.items()})
+    assert commands["admin reset_group"] > 10
+
+
+def test_what_clerks_do() -> None:
+    """Limits refuse what others send until they are lifted, users come and go, and a group is made again and again."""
+    off = (*((name, 0) for name, _ in WITH_ALL), ("parcels", 0), ("keys", 0), ("schedules", 0), ("couriers", 0))
+    run = verdict(1, SimulationConfig(level=Level.NODE, seconds=6, faults=("kill",), shape=(*off, ("clerks", 1))))
+    assert {"admin update_group", "sweep begin delete_group"} <= set(run.commands)
+    assert any(name.startswith("admin access") for name in run.commands)
+    assert any(name.startswith("admin settings") for name in run.commands)
+
+
 def test_who_comes_back_with_an_empty_disk_is_turned_away() -> None:
     """And is replaced under another id."""
     shape = (*((name, 0) for name, _ in WITH_ALL), ("keys", 0))

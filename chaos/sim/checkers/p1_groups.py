@@ -164,7 +164,7 @@ class ResetsHold(Checker):
         self._judged: dict[tuple[str, str], _Judged] = {}
         """By group and topic."""
         self._due_ms: dict[int, int] = {}
-        """Due times, in any topic of labelled messages without keys and message group; -1 until acknowledged."""
+        """Due times, in any topic of labelled messages without keys; -1 until acknowledged."""
         self._topics: dict[int, str] = {}
         """The topic of each of them."""
         self._came_ns: dict[tuple[str, str], dict[int, int]] = {}
@@ -188,7 +188,7 @@ class ResetsHold(Checker):
 
     def _on_schedule_sent(self, record: ScheduleSent) -> None:
         label = record.rows[0].label
-        if label is not None and label.lane is None and not label.key and not label.unique_key:
+        if label is not None and not label.key and not label.unique_key:
             for row in record.rows:
                 self._due_ms.setdefault(row.uid, -1)
                 self._topics[row.uid] = row.topic
@@ -352,6 +352,8 @@ Lane = tuple[str, str]
 """(topic, message group)"""
 Place = tuple[int, int]
 """(due_ms, id)"""
+EVERYTHING_MS = 1 << 62
+"""A reset is under way: anything may be left out."""
 
 
 class InOrder(Checker):
@@ -360,6 +362,9 @@ class InOrder(Checker):
     For each group of consumers and message group: the next message comes only after a consumer settled the one in
     flight (a nack settles nothing, so the message group waits for the retry); no older message comes after a newer one,
     first or again; and no message acknowledged before is passed over. The order is that of due times, then of ids.
+
+    A reset begins a new epoch, in which all of this is judged afresh. It may leave out messages due before its time, or
+    all that were acknowledged by then.
 
     Judges messages sent with a message group, an empty one too.
     """
@@ -370,10 +375,13 @@ class InOrder(Checker):
         self._lanes: dict[int, Lane] = {}
         self._waiting: dict[tuple[str, Lane], dict[int, Place]] = {}
         """Acknowledged and never delivered, by group of consumers and lane."""
-        self._out: dict[tuple[str, Lane], tuple[int, Place]] = {}
-        """Last message delivered, by group of consumers and lane."""
-        self._settled: set[tuple[str, int]] = set()
+        self._out: dict[tuple[str, Lane], tuple[int, Place, int]] = {}
+        """Last message delivered and its epoch, by group of consumers and lane."""
+        self._settled: set[tuple[str, int, int]] = set()
+        """(group, message, epoch)"""
         self._delivered: set[tuple[str, int]] = set()
+        self._left_out_ms: dict[tuple[str, str], int] = {}
+        """By group and topic that was reset: what is due before may be left out."""
 
     def _on_delivered(self, record: Delivered) -> None:
         lane = self._lanes.get(record.uid)
@@ -382,7 +390,19 @@ class InOrder(Checker):
 
     def _on_settle_sent(self, record: SettleSent) -> None:
         if record.uid in self._lanes and record.outcome in SETTLING:
-            self._settled.add((record.group, record.uid))
+            self._settled.add((record.group, record.uid, record.epoch))
+
+    def _on_reset_asked(self, record: ResetAsked) -> None:
+        self._leave_out(record, EVERYTHING_MS)
+
+    def _on_reset_answered(self, record: ResetAnswered) -> None:
+        self._leave_out(record, record.from_ms)
+
+    def _leave_out(self, record: ResetAsked | ResetAnswered, before_ms: int) -> None:
+        self._left_out_ms[record.group, record.topic] = before_ms
+        for (group, lane), waiting in self._waiting.items():
+            if (group, lane[0]) == (record.group, record.topic):
+                waiting.clear()
 
     def _on_schedule_sent(self, record: ScheduleSent) -> None:
         for row in record.rows:
@@ -402,16 +422,17 @@ class InOrder(Checker):
         place = (record.due_ms, record.id)
         name = f"message {record.uid} of {lane[0]}/{lane[1] or '(none)'} to {record.group}"
         before = self._out.get(key)
-        if before is not None and before[0] != record.uid:
-            uid, last = before
-            if (record.group, uid) not in self._settled:
+        if before is not None and before[0] != record.uid and before[2] == record.epoch:
+            uid, last, epoch = before
+            if (record.group, uid, epoch) not in self._settled:
                 self.broken(f"{name} comes from {record.node} while message {uid} is not settled")
             if place < last:
                 self.broken(f"{name} comes from {record.node} after message {uid}, which is behind it")
         waiting = self._waiting.setdefault(key, {})
         waiting.pop(record.uid, None)
         self._delivered.add((record.group, record.uid))
+        left_out_ms = self._left_out_ms.get((record.group, lane[0]), 0)
         for uid, other in waiting.items():
-            if other < place:
+            if left_out_ms <= other[0] and other < place:
                 self.broken(f"{name} comes from {record.node} before message {uid}, which is due first")
-        self._out[key] = (record.uid, place)
+        self._out[key] = (record.uid, place, record.epoch)

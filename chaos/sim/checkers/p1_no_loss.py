@@ -22,7 +22,7 @@ from tickwheel.chaos.sim.history_messages import (
     SettledSeen,
     SettleSent,
 )
-from tickwheel.chaos.sim.history_operators import SweptSeen
+from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked, SweptSeen
 from tickwheel.chaos.sim.world import MS
 
 
@@ -125,14 +125,22 @@ CLOCK_STEP_MS = 5
 LATE_NS = 2_000 * MS
 """Time allowed for a retry at the end: a slow consumer may nack when the run is nearly over."""
 
+NEVER_NS = 1 << 62
+"""A reset is under way."""
+
 _Key = tuple[str, int]
 """(group, uid)"""
+_Place = tuple[str, str]
+"""(group, topic)"""
 
 
 class RetriesCome(Checker):
     """P1 and P3 of retries: a nacked message comes again, not before its pause is over; a dead one does not.
 
     Judged by the consumer's requests and by committed receipts, in true time.
+
+    A reset may leave out a retry that waits, and brings back what is dead. So it ends what is owed, and a message is
+    judged only in the epoch in which it came first: later its deliveries have the same attempts as retries from before.
     """
 
     promise = "P1"
@@ -142,6 +150,8 @@ class RetriesCome(Checker):
         self._asked: dict[tuple[_Key, int], tuple[int, int, int]] = {}
         """By attempt nacked with a delay: end of the earliest pause asked for, its delay in ms, and the longest delay.
         Two masters in a row may both deliver an attempt, and it is not known which of two nacks counts."""
+        self._sent_ns: dict[tuple[_Key, int], int] = {}
+        """Time of the first nack of each."""
         self._committed: set[tuple[_Key, int]] = set()
         self._owed: dict[_Key, int] = {}
         """Attempts whose nack was committed, until the next one comes."""
@@ -153,19 +163,43 @@ class RetriesCome(Checker):
         self._newest: dict[_Key, int] = {}
         self._error_ms: dict[tuple[_Key, int], float] = {}
         """Clock error that the master reported at each delivery. The error at the nack was about the same."""
+        self._born: dict[_Key, tuple[str, int]] = {}
+        """Topic and epoch of the first delivery."""
+        self._reset_ns: dict[_Place, int] = {}
+        """By group and topic: what was sent before may be void through a reset."""
+
+    def _judged(self, record: Delivered | Settled | SettleSent) -> bool:
+        """Whether this is of the epoch in which the message came first."""
+        born = self._born.get((record.group, record.uid))
+        return born is not None and born[1] == record.epoch
+
+    def _on_reset_asked(self, record: ResetAsked) -> None:
+        self._forget(record, NEVER_NS)
+
+    def _on_reset_answered(self, record: ResetAnswered) -> None:
+        self._forget(record, record.at_ns)
+
+    def _forget(self, record: ResetAsked | ResetAnswered, until_ns: int) -> None:
+        self._reset_ns[record.group, record.topic] = until_ns
+        for key in [key for key in self._owed if key[0] == record.group and self._born[key][0] == record.topic]:
+            del self._owed[key]
 
     def _on_settle_sent(self, record: SettleSent) -> None:
-        if record.outcome == "RETRY" and record.delay_ms:
+        if record.outcome == "RETRY" and record.delay_ms and self._judged(record):
             asked = (record.group, record.uid), record.attempt
             over = record.at_ns + record.delay_ms * MS, record.delay_ms
+            self._sent_ns.setdefault(asked, record.at_ns)
             over_ns, delay_ms, longest_ms = self._asked.get(asked, (*over, 0))
             self._asked[asked] = (*min(over, (over_ns, delay_ms)), max(longest_ms, record.delay_ms))
 
     def _on_settled(self, record: Settled) -> None:
         key = (record.group, record.uid)
+        if not self._judged(record):
+            return
+        reset_ns = self._reset_ns.get((record.group, self._born[key][0]), -1)
         if record.outcome == "RETRY" and (key, record.attempt) in self._asked:
             self._committed.add((key, record.attempt))
-            if self._newest.get(key, 0) <= record.attempt:
+            if self._newest.get(key, 0) <= record.attempt and self._sent_ns[key, record.attempt] > reset_ns:
                 self._owed[key] = record.attempt
                 self._owed_from_ns[key] = record.at_ns + self._asked[key, record.attempt][2] * MS
         elif record.outcome == "DEAD" and key not in self._replayed:
@@ -178,12 +212,15 @@ class RetriesCome(Checker):
 
     def _on_delivered(self, record: Delivered) -> None:
         key = (record.group, record.uid)
+        self._born.setdefault(key, (record.topic, record.epoch))
         self._replayed.discard(key)
-        if key in self._dead:
+        if key in self._dead and self._judged(record):
             self.broken(f"message {record.uid} to {record.group} comes again after its death was committed")
         self._newest[key] = max(record.attempt, self._newest.get(key, 0))
         if record.attempt > self._owed.get(key, record.attempt):
             del self._owed[key]
+        if not self._judged(record):
+            return
         nacked_ms = self._error_ms.get((key, record.attempt - 1), 0.0)
         before_ms = self._error_ms.get((key, record.attempt), 0.0)
         self._error_ms[key, record.attempt] = max(record.clock_error_ms, before_ms)
