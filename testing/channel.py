@@ -266,6 +266,8 @@ class ClientCall:
         self._answers: deque[bytes] = deque()
         self._arrived = asyncio.Event()
         self._status: tuple[grpc.StatusCode, str, MetadataPairs] | None = None
+        self._answer: tuple[Any] | None = None
+        """The only response, once the call was awaited."""
         self._cancelled = False
         self._feeding: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -368,6 +370,8 @@ class ClientCall:
         return self._cancelled
 
     async def _one(self) -> Any:
+        if self._answer is not None:
+            return self._answer[0]
         try:
             response = await self.read()
         except asyncio.CancelledError:
@@ -375,6 +379,7 @@ class ClientCall:
             raise
         if response is END_OF_STREAM:
             raise self._error(grpc.StatusCode.INTERNAL, "there is no response", ())
+        self._answer = (response,)
         return response
 
     def __await__(self) -> Generator[Any, None, Any]:

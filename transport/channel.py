@@ -76,7 +76,18 @@ class ChannelCall:
     """One call, begun when it is made. One task reads or awaits it to its end, one writes; who leaves it before cancels
     it, since what was not read takes room of the connection."""
 
-    __slots__ = ("_channel", "_error", "_feeding", "_method", "_opened", "_stream", "_timer", "_work", "cancelled_here")
+    __slots__ = (
+        "_answer",
+        "_channel",
+        "_error",
+        "_feeding",
+        "_method",
+        "_opened",
+        "_stream",
+        "_timer",
+        "_work",
+        "cancelled_here",
+    )
 
     def __init__(self, channel: Channel, method: Method, request: Any, timeout_s: float | None, *, one: bool) -> None:
         """`one`: `request` is the only one; else it is None, and requests are written."""
@@ -90,6 +101,8 @@ class ChannelCall:
         self._work: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._answer: tuple[Any] | None = None
+        """The only response, once the call was awaited."""
         self.cancelled_here = False
         data = prefixed(method.serialize(request)) if one else None
         fields = method.fields
@@ -184,16 +197,19 @@ class ChannelCall:
             self._feeding.cancel()
 
     async def _one(self) -> Any:
+        if self._answer is not None:
+            return self._answer[0]
         response = await self.read()
         if response is END_OF_STREAM:
             raise _rpc_error(CallError(grpc.StatusCode.INTERNAL, "there is no response"))
         if await self.read() is not END_OF_STREAM:  # the status, which comes with it
             self.cancel()
             raise _rpc_error(CallError(grpc.StatusCode.INTERNAL, "there is more than one response"))
+        self._answer = (response,)
         return response
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The response of a call that has only one. Raises AioRpcError."""
+        """The response of a call that has only one, also when it is awaited again. Raises AioRpcError."""
         return self._one().__await__()
 
     async def __aiter__(self) -> AsyncIterator[Any]:

@@ -36,7 +36,8 @@ from tickwheel.client import (
     Worker,
 )
 from tickwheel.client.sync_client import SyncDelivery
-from tickwheel.proto import scheduler_pb2
+from tickwheel.proto import admin_pb2, scheduler_pb2
+from tickwheel.proto.admin_pb2_grpc import AdminStub
 from tickwheel.proto.common_pb2 import Message
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 from tickwheel.testing import FakeCluster, SyncFakeCluster
@@ -211,6 +212,13 @@ async def test_a_repeat_of_a_producer_is_one_message(cluster: FakeCluster) -> No
     assert first.id == second.id
     await cluster.clock.advance()
     assert len(await cluster.take("t")) == 1
+
+
+async def test_a_call_can_be_awaited_again(cluster: FakeCluster) -> None:
+    """As with a real node's channel."""
+    call = AdminStub(cluster.client.cluster.channel(cluster.address)).GetStatus(admin_pb2.GetStatusRequest())
+    first = await call
+    assert await call == first
 
 
 async def test_many_messages(cluster: FakeCluster) -> None:

@@ -87,6 +87,16 @@ async def test_every_kind_of_call(served: Callable[[Service], Any]) -> None:
         assert not connection.streams and not connection.unread_bytes
 
 
+async def test_a_call_can_be_awaited_again(served: Callable[[Service], Any]) -> None:
+    """It answers as before, by its response or its error."""
+    async with served(Service()) as address, opened(address) as channel:
+        call = of(channel, "unary_unary", "Echo")(b"x")
+        assert [await call, await call] == [b"x", b"x"]
+        call = of(channel, "unary_unary", "Fail")(b"x")
+        first, again = await failure(call), await failure(call)
+        assert (again.code(), again.details()) == (first.code(), first.details())
+
+
 async def test_small_frames_do_not_wait_for_acknowledgements() -> None:
     async with serving(ours(Service())) as address, opened(address) as channel:
         assert await of(channel, "unary_unary", "Echo")(b"x") == b"x"
