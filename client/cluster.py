@@ -63,8 +63,10 @@ STATUS_TIMEOUT_S = 1.0
 CONNECT_S = 1.5
 """A client that has reached no node by then raises an error with the reasons, unless the host of one answers and TLS or
 the node's settings are awaited. Exceeds the time-out of a status call."""
+NO_MASTER_S = 5.0
+"""A stream that has found no master by then says so in the log: an election takes a second or two."""
 TOLD_AGAIN_S = 60.0
-"""Pause between two warnings that no node can be reached."""
+"""Pause between two warnings that no node can be reached, or none knows a master."""
 TRY_TIMEOUT_S = 3.0
 """Time-out of one try of a call: a hanging master is abandoned after this."""
 ADDRESSES_MAX = 64
@@ -216,7 +218,7 @@ class Cluster:
         self._found = asyncio.Event()
         """Set while a master is known."""
         self._told: Deadline | None = None
-        """Set while the log says that no node can be reached: until when that is not said again."""
+        """Set while the log says that no master can be reached: until when that is not said again."""
         self._closed = False
 
     def check_open(self) -> None:
@@ -307,7 +309,7 @@ class Cluster:
             self._found.set()
             if self._told is not None:
                 self._told = None
-                _log.info("nodes can be reached again; the master is %s", address)
+                _log.info("a master can be reached again: %s", address)
             for moved in list(self._watchers.values()):
                 moved(address)
 
@@ -330,7 +332,8 @@ class Cluster:
         """The master's address, searched for if it is not known. Raises ClusterUnavailable at the deadline.
 
         If no node was ever reached, it raises after CONNECT_S already; with `patient` only if to wait cannot help.
-        With `patient`, the log then says why no node can be reached, and says it again every TOLD_AGAIN_S.
+        With `patient`, the log then says why no node can be reached, after NO_MASTER_S also that none knows a master,
+        and says it again every TOLD_AGAIN_S.
         """
         if self._master is not None:
             return self._master
@@ -342,7 +345,7 @@ class Cluster:
 
     async def _search(self, search: object, deadline: Deadline, patient: bool) -> str:
         backoff = Backoff(max_s=WATCH_PERIOD_S)
-        connecting = Deadline(CONNECT_S)
+        connecting, electing = Deadline(CONNECT_S), Deadline(NO_MASTER_S)
         while self._master is None:
             self.check_open()
             if self._finding is None:
@@ -364,7 +367,7 @@ class Cluster:
                 if connecting.over and self._unreachable(patient):
                     raise self._unavailable("no node can be reached")
                 if patient and connecting.over:
-                    self._tell_unreachable()
+                    self._tell_unreachable(electing.over)
                 if finding.done():
                     # While nodes are followed, each says at once who the new master is.
                     self.watch(search, lambda _: None)
@@ -373,11 +376,14 @@ class Cluster:
                             await self._found.wait()
         return self._master
 
-    def _tell_unreachable(self) -> None:
-        """Say in the log that no known node answers, and why, unless that was said a short time ago."""
-        if all(address in self._faults for address in self._addresses) and (self._told is None or self._told.over):
+    def _tell_unreachable(self, no_master: bool) -> None:
+        """Say in the log that no known node answers, or with `no_master` that none knows a master, and why, unless that
+        was said a short time ago."""
+        silent = all(address in self._faults for address in self._addresses)
+        if (silent or no_master) and (self._told is None or self._told.over):
             self._told = Deadline(TOLD_AGAIN_S)
-            _log.warning("%s", self._unavailable("no node can be reached, the client keeps trying"))
+            what = "no node can be reached" if silent else "no node knows a master"
+            _log.warning("%s", self._unavailable(f"{what}, the client keeps trying"))
 
     def _unreachable(self, patient: bool) -> bool:
         """Whether no node was ever reached, and each has a fault that cannot pass, or (not `patient`) of connecting."""

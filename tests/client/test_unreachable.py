@@ -11,6 +11,7 @@ import pytest
 
 from tests.client.fake_node import FakeNode
 from tickwheel.client import AsyncClient, ClusterUnavailable
+from tickwheel.client import cluster as cluster_module
 from tickwheel.client.backoff import Deadline
 from tickwheel.client.cluster import Cluster
 
@@ -28,13 +29,13 @@ class Said(logging.Handler):
         self.records: asyncio.Queue[logging.LogRecord] = asyncio.Queue()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "reached" in record.getMessage():
+        if "reached" in record.getMessage() or "knows a master" in record.getMessage():
             self.records.put_nowait(record)
 
 
 @pytest.fixture
 def said() -> Iterator[asyncio.Queue[logging.LogRecord]]:
-    """The client's lines on reaching nodes, as they come."""
+    """The client's lines on reaching nodes and a master, as they come."""
     logger, handler = logging.getLogger("tickwheel.client"), Said()
     before = logger.level
     logger.setLevel(logging.INFO)
@@ -105,6 +106,28 @@ async def test_a_stream_keeps_trying_and_logs_the_reason(
         await asyncio.gather(streaming, return_exceptions=True)
 
 
+@pytest.mark.parametrize("stream", [produce, consume])
+async def test_a_stream_without_a_master_says_so_though_nodes_answer(
+    nodes: list[FakeNode],
+    said: asyncio.Queue[logging.LogRecord],
+    monkeypatch: pytest.MonkeyPatch,
+    stream: Callable[[AsyncClient], Awaitable[None]],
+) -> None:
+    """As when a majority is lost: an operator who waits must not think that nothing is due."""
+    monkeypatch.setattr(cluster_module, "NO_MASTER_S", 0.2)
+    nodes[0].state.master = None
+    async with AsyncClient(nodes[0].address) as client, asyncio.timeout(LONG_S):
+        streaming = asyncio.ensure_future(stream(client))
+        record = await said.get()
+        assert record.levelno == logging.WARNING
+        assert f"{nodes[0].address}: answers, and knows no master" in record.getMessage()
+        nodes[0].lead()
+        assert nodes[0].address in (await said.get()).getMessage()
+        assert said.empty()
+        streaming.cancel()
+        await asyncio.gather(streaming, return_exceptions=True)
+
+
 async def test_an_outage_is_told_once_a_minute_and_its_end_once(
     nodes: list[FakeNode], said: asyncio.Queue[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,8 +135,8 @@ async def test_an_outage_is_told_once_a_minute_and_its_end_once(
     looks: asyncio.Queue[None] = asyncio.Queue()
     tell = Cluster._tell_unreachable
 
-    def look(cluster: Cluster) -> None:
-        tell(cluster)
+    def look(cluster: Cluster, no_master: bool) -> None:
+        tell(cluster, no_master)
         looks.put_nowait(None)
 
     monkeypatch.setattr(Cluster, "_tell_unreachable", look)
