@@ -162,7 +162,7 @@ def forecast(
     if bool(source) == bool(cluster.addresses):
         raise failed("either a Parquet file or --addresses must be given")
     if not source:
-        cluster.connection()  # checks it
+        cluster.reach()
     with refusing(looking.ForecastError, where=source or cluster.addresses):
         config = looking.ForecastConfig(start_ms or int(time.time() * 1_000), days, capacity)
         with spark.session() as session:
@@ -201,6 +201,7 @@ def archive(
     connection = cluster.connection()
     names = [name.strip() for name in group.split(",") if name.strip()]
     from_ms, to_ms = _time_ms("--from", from_), _time_ms("--to", to)
+    cluster.reach()
     with refusing(ArchiveError, LettersGoingError, where=folder), spark.session() as session:
         added = add(session, folder, connection, names, from_ms=from_ms, to_ms=to_ms)
     for one in added:
@@ -248,6 +249,8 @@ def replay(
 
     connection = cluster.connection()
     config = again.ReplayConfig(where, shift, due, topic, on_key_conflict.replace("-", "_"))
+    if not dry_run:
+        cluster.reach()
     with refusing(ArchiveError, again.ReplayError), spark.session() as session:
         rows = read_archive(session, folder)
         if dry_run:

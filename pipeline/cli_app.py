@@ -116,6 +116,12 @@ class ClusterOptions:
         except OptionError as error:
             raise failed(str(error)) from None
 
+    def reach(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Ask for the master, before Spark takes its time to start. Raises RequestRefused, ClusterUnavailable and other
+        errors of a call."""
+        with self.connection(timeout_s).open() as client:
+            client.admin.master_status()
+
 
 @dataclass(frozen=True)
 class LoadOptions(ClusterOptions):

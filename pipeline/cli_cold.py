@@ -55,10 +55,6 @@ def freeze(
 
     clients = cluster.clients()
 
-    async def reach() -> None:
-        async with clients() as client:
-            await client.admin.master_status()
-
     started = time.monotonic()
     with refusing(ColdError, SchemaError, where=source):
         job = job_id or content_job_id(source, topic)
@@ -67,8 +63,8 @@ def freeze(
         if manifest is not None:
             manifest = store.finish(manifest)
         else:
+            cluster.reach(cluster.timeout_s)  # rather than write all parts and then find nobody who takes them
             with spark.session() as session:
-                _run(reach())  # rather than write all parts and then find nobody who takes them
                 config = FreezeConfig(topic, horizon_days, tasks)
                 manifest = write_parts(session.read.parquet(source), folder, job, config)
     written = manifest
@@ -109,6 +105,7 @@ def promote(
         async with clients() as client:
             return await Promoter(session, client, folder).run(until_ms, horizon_days)
 
+    cluster.reach(cluster.timeout_s)
     with spark.session() as session:
         done = _run(go(session))
     print(f"{done.messages:,} messages of {done.parts} parts loaded, {done.moved:,} of them at the times that they "

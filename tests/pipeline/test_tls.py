@@ -15,11 +15,12 @@ from pyspark.sql import functions as f
 from typer.testing import CliRunner
 
 from tickwheel.client import AsyncClient, Client, ColdState, ColdStatus, NodeState, NodeStatus, TlsFiles
-from tickwheel.client.errors import TickwheelError
+from tickwheel.client.errors import ClusterUnavailable, TickwheelError
 from tickwheel.client.moments import ms_of
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.local_cluster import LocalCluster, free_ports
 from tickwheel.pipeline.cli import app
+from tickwheel.pipeline.cli_app import SparkOptions
 from tickwheel.pipeline.cold_store import ColdStore
 
 
@@ -156,3 +157,28 @@ def test_a_certificate_without_an_authority_is_refused_by_name(words: tuple[str,
     places = [str(tmp_path / word) if word in ("in", "out") else word for word in words]
     done = CliRunner().invoke(app, [*places, "--addresses", "127.0.0.1:7100", "--cert-file", "x", "--key-file", "y"])
     assert "option ca_file" in str(done.exception), done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("forecast",),
+        ("archive", "out"),
+        ("replay", "out", "--job-id", "j"),
+        ("freeze", "in", "out", "--job-id", "j"),
+        ("promote", "out"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_told_before_spark_starts(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes ten seconds, on a busy machine a minute."""
+
+    def session(_: SparkOptions) -> None:
+        raise AssertionError("Spark starts")
+
+    monkeypatch.setattr(SparkOptions, "session", session)
+    places = [str(tmp_path / word) if word in ("in", "out") else word for word in words]
+    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+    done = CliRunner().invoke(app, [*places, "--addresses", nowhere])
+    assert isinstance(done.exception, ClusterUnavailable) and nowhere in str(done.exception)
