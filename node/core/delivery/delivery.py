@@ -316,9 +316,14 @@ class Delivery(Part):
         group, nor on those in which its consumers hold messages."""
         work = self._work.get(group_id)
         if work is None:
-            topics = self._state.group_topics(group_id)
-            work = self._work[group_id] = {t: None for t in topics if self._open(group_id, t)}
+            work = self._work[group_id] = {t: None for t in self._perhaps_open(group_id) if self._open(group_id, t)}
         return list(work)
+
+    def _perhaps_open(self, group_id: int) -> list[int]:
+        """The group's topics that may be `_open`. It may have ten thousand, and all groups are looked at together after
+        an election: what some group has not settled is asked before what this one has not."""
+        unsettled, channels = self._state.backlog.by_topic, self._channels
+        return [t for t in self._state.group_topics(group_id) if t in unsettled or (group_id, t) in channels]
 
     def _open(self, group_id: int, topic_id: int) -> bool:
         """Whether the group has unsettled messages in the topic, or its channel is busy or ahead of a dispatch."""
@@ -352,10 +357,7 @@ class Delivery(Part):
         self._forget_work()
         # Leases of an earlier master can exist without a channel: nobody has consumed here yet.
         void = {key for key in self._inherited.left.channels() if self._state.epoch(key) is None}
-        for key in self._leases.channels():
-            epoch = self._state.epoch(key)
-            if any(lease.epoch != epoch for lease in self._leases.of_channel(key)):
-                void.add(key)
+        void |= {key for key, epoch in self._leases.epochs().items() if epoch != self._state.epoch(key)}
         for key, channel in self._channels.items():
             subscription = self._state.subscription(*key)
             if subscription is not channel.subscription or subscription.epoch != channel.epoch:
@@ -527,7 +529,7 @@ class Delivery(Part):
             return self._broadcasts.channels(group_id)
         topics = self._unsettled.get(group_id)
         if topics is None:
-            topics = self._unsettled[group_id] = dict.fromkeys(self._state.group_topics(group_id))
+            topics = self._unsettled[group_id] = dict.fromkeys(self._perhaps_open(group_id))
         for topic_id in [topic_id for topic_id in topics if not self._open(group_id, topic_id)]:
             del topics[topic_id]
         return self._channels_in(group_id, [t for t in topics if (group_id, t) not in self._inherited.left])
@@ -800,6 +802,7 @@ class Delivery(Part):
         """Forget settled leases and idle channels."""
         if not self._clock.known:
             return
+        yield from self._leases.close_dropped()
         yield from self._leases.forget_settled(self._state.floor)
         for number, key in enumerate(list(self._channels), 1):
             if not number % TURN_CHANNELS:

@@ -31,6 +31,8 @@ TURN_CHANNELS = 500
 """Channels looked at in one turn of an upkeep. One takes a few microseconds."""
 TURN_LEASES = 200
 """Leases taken over, written as ranges or given back in one turn. One takes 20 to 50 microseconds."""
+TURN_DROPPED = 2_000
+"""Dropped leases closed in one turn of an upkeep. One takes about a microsecond."""
 LEASE_MESSAGES = 64
 """A lease that is given back counts as one more for each of so many messages that it names: they take as long."""
 TOLD_MESSAGES_MAX = 65_536
@@ -84,7 +86,9 @@ class LeaseTable:
     _sessions: dict[int, dict[Lease, None]] = field(default_factory=dict)
     """Session -> its open leases, in the order in which they were given."""
     _channels: dict[ChannelKey, dict[Lease, None]] = field(default_factory=dict)
-    """All open leases by channel, in the same order."""
+    """All open leases by channel, in the same order, without dropped ones."""
+    _dropped: list[dict[Lease, None]] = field(default_factory=list)
+    """By channel, leases that were dropped: `close_dropped` closes them, unless they end before."""
     _groups: dict[int, dict[Lease, None]] = field(default_factory=dict)
     """All open leases by group, in the same order."""
     _counting: dict[ChannelKey, dict[int, Lease]] = field(default_factory=dict)
@@ -154,16 +158,24 @@ class LeaseTable:
         lease.closed = True
         self._less(lease, lease.counting)
         _remove(self._sessions, lease.session_id, lease)
-        _remove(self._channels, lease.channel, lease)
         _remove(self._groups, lease.channel[0], lease)
+        if not self._was_dropped(lease):
+            _remove(self._channels, lease.channel, lease)
         self._closed += 1
         if self._closed > 64 and 2 * self._closed > len(self._heap):
             self._heap = [item for item in self._heap if not item[2].closed]
             heapq.heapify(self._heap)
             self._closed = 0
 
+    def _was_dropped(self, lease: Lease) -> bool:
+        return lease not in self._channels.get(lease.channel, ())
+
     def _end(self, lease: Lease) -> Lease:
-        """Close a lease; returns it with the positions for which it counted."""
+        """Close a lease; returns it with the positions for which it counted, none if it was dropped."""
+        if self._was_dropped(lease):
+            self._close(lease)
+            _empty(lease)
+            return lease
         counting = self._counting.get(lease.channel)
         if counting is not None:
             if lease.counting < len(lease.positions):
@@ -177,11 +189,27 @@ class LeaseTable:
         return lease
 
     def drop(self, channel: ChannelKey) -> None:
-        """Close all leases of a channel: its group was reset, or the topic or group deleted."""
+        """End all leases of a channel: its group was reset, or the topic or group deleted. There may be very many, so
+        they are closed, and no longer counted in `out`, in the turns of the next upkeep."""
+        self.inherit(channel)
         self._counting.pop(channel, None)
-        for lease in self.of_channel(channel):
-            self._close(lease)
-            _empty(lease)
+        if (leases := self._channels.pop(channel, None)) is not None:
+            self._dropped.append(leases)
+
+    def close_dropped(self) -> Iterator[None]:
+        """Close what was dropped. In turns of TURN_DROPPED."""
+        done = 0
+        while self._dropped:
+            leases = self._dropped[-1]
+            lease, _ = leases.popitem()
+            if not leases:
+                self._dropped.pop()
+            if not lease.closed:
+                self._close(lease)
+                _empty(lease)
+            done += 1
+            if not done % TURN_DROPPED:
+                yield
 
     def next_end_ms(self) -> int | None:
         """When the next open lease ends; None: none is open."""
@@ -232,6 +260,10 @@ class LeaseTable:
         """Channels with open leases."""
         return list(self._channels)
 
+    def epochs(self) -> dict[ChannelKey, int]:
+        """The epoch of each channel's open leases: `drop` comes with each new one, so they have the same."""
+        return {channel: next(iter(leases)).epoch for channel, leases in self._channels.items()}
+
     def open_leases(self) -> Iterator[Lease]:
         """All open leases, channel by channel, each as it is when the iteration comes to it."""
         return itertools.chain.from_iterable(map(self.of_channel, self.channels()))
@@ -256,6 +288,7 @@ class LeaseTable:
         self._closed = 0
         self._sessions.clear()
         self._channels.clear()
+        self._dropped.clear()
         self._groups.clear()
         self._counting.clear()
         self._out.clear()

@@ -11,6 +11,7 @@ import pytest
 from tests.counting import calls_of
 from tests.node.core.schedule.test_pending import core_of, schedule
 from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch import status
 from tickwheel.node.core.watch.listings import named_topic, topics_after
@@ -18,7 +19,7 @@ from tickwheel.node.core.watch.status import node_metrics, node_status
 from tickwheel.node.state import snapshot
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.topics import Topics
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, Settings
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, SetPausedRequest, Settings
 from tickwheel.proto.log_pb2 import AdminCommand, Command
 
 TOPICS = 300
@@ -108,6 +109,26 @@ def test_what_watches_costs_what_it_shows_and_not_what_there_is(monkeypatch: pyt
         assert isinstance(limits, dict) and len(limits) == 100
     few, many = cost
     assert all(many[name] <= 1.1 * few[name] for name in many), cost
+
+
+def test_a_change_has_no_group_look_at_topics_in_which_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group with consumers goes over its topics after an election, and after each change of a topic or group."""
+    world = crowded()
+    client = Client(world)
+    client.consume()
+    world.run(300)
+    looked: list[int] = []
+    is_open = Delivery._open
+
+    def look(delivery: Delivery, group_id: int, topic_id: int) -> bool:
+        looked.append(topic_id)
+        return is_open(delivery, group_id, topic_id)
+
+    monkeypatch.setattr(Delivery, "_open", look)
+    create(world, AdminCommand(set_topic_paused=SetPausedRequest(name="t5", paused=True)))
+    client.schedule([100])
+    world.run_until(lambda: len(client.got) == 1)
+    assert len(looked) < 10
 
 
 def test_a_consumer_makes_channels_only_for_topics_that_have_something_for_it() -> None:

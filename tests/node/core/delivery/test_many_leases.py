@@ -12,6 +12,7 @@ import pytest
 
 from tests.node.core.delivery.test_leases import elected_again
 from tests.node.core.delivery.test_retries import admin
+from tests.counting import calls_of
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.delivery import channel, delivery, heard_leases, inherited, leases
 from tickwheel.node.core.delivery.delivery import Delivery
@@ -346,6 +347,27 @@ def test_leases_of_many_messages_take_a_turn_as_leases_do(monkeypatch: pytest.Mo
     assert len(first) == 3 and table.out() == 9_700
     ended = [lease for lease, _ in in_turn(table.expire(1_000), 25)]
     assert len(ended) == 3 and table.out() == 9_400
+
+
+def test_dropped_leases_are_closed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group with a hundred thousand leases is reset. To drop them costs as much as to drop a few, and they neither
+    end nor count for what is given out after that."""
+    monkeypatch.setattr(leases, "TURN_DROPPED", 10)
+    costs = []
+    for count in (2, 100):
+        table = LeaseTable()
+        for number in range(count):
+            table.extend(Lease((1, 1), *one(number), 1_000 + number % 2, 5))
+        table.give(Lease((1, 2), *one(0), 2_000, 5))
+        costs.append(calls_of(lambda table=table: table.drop((1, 1))))  # type: ignore[misc]
+        assert table.channels() == [(1, 2)] and table.of_channel((1, 1)) == []
+    assert costs[0] == costs[1]
+    table.extend(Lease((1, 1), *one(7), 3_000, 5, epoch=1))
+    assert [len(lease.positions) for lease in table.expire(1_000)] == [0] * 50
+    assert [len(lease.positions) for lease in table.close_session(5, 20)] == [0] * 20
+    assert len(list(table.close_dropped())) == 10 and table.out() == table.out_of_group(1) == 2
+    assert table.epochs() == {(1, 2): 0, (1, 1): 1} and table.holds((1, 1), one(7)[0]).all()
+    assert [lease.channel for lease in table.expire(5_000)] == [(1, 2), (1, 1)] and table.out() == 0
 
 
 def test_what_is_held_or_claimed_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
