@@ -72,8 +72,9 @@ DESCRIPTORS_MIN = 192
 """Descriptors that a node needs to run at all: the reserve, its files and peers, and a few clients."""
 READ_THREADS = 4
 SYNC_THREADS = 2
+_STAT = Path("/proc/self/stat")
 _START_FIELD = 19
-"""Of /proc/self/stat behind the name, which is in brackets and may hold anything: clock ticks from the boot on."""
+"""Of it, behind the name, which is in brackets and may hold anything: clock ticks from the boot on."""
 
 log = logger("node")
 
@@ -90,6 +91,12 @@ class NodeProcess:
     """One node from start to stop; `run` it once."""
 
     def __init__(self, config: NodeConfig, clock: Clock | None = None) -> None:
+        """Raises StartError."""
+        try:
+            self._process_metrics = ProcessMetrics()
+        except OSError as error:
+            text = f"{error.filename}: {error.strerror}: a node looks at its own process in /proc; mount it"
+            raise StartError(text, EXIT_CONFIG) from None
         self._config = config
         self._clock = clock or BootClock()
         context, self._rate_limit = set_up_logs(config.log.level, config.log.format, config.node.id, self._clock)
@@ -103,7 +110,6 @@ class NodeProcess:
         self._refused_calls: Counter[str] = Counter()
         self._links_dropped = 0
         self._loop_faults = LoopFaults()
-        self._process_metrics = ProcessMetrics()
 
     def _log_context(self) -> Mapping[str, object]:
         if self._host is None:
@@ -456,7 +462,7 @@ class NodeProcess:
 
 
 def _started_s() -> float:
-    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    fields = _STAT.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     after_boot_s = int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + after_boot_s
 
@@ -469,6 +475,7 @@ class ProcessMetrics:
     """
 
     def __init__(self) -> None:
+        """Raises OSError if /proc is not there."""
         self._started_s = _started_s()
         """Read once: what the wall clock does later does not change when the process started."""
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")

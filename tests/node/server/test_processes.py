@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from tests.process.commands import COMMAND, commands_here
+from tickwheel.node.config import read_config
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, free_ports
 from tickwheel.node.metrics import METRICS
 from tickwheel.node.server import house, process
@@ -64,6 +65,14 @@ def health_command(node: LocalNode) -> list[str]:
 def is_healthy(command: list[str]) -> bool:
     """What the command says."""
     return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+
+
+def test_a_node_without_proc_is_told_why_it_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container or a chroot without it."""
+    monkeypatch.setattr(process, "_STAT", tmp_path / "stat")
+    config = read_config(None, {}, {"cluster.id": "c", "node.id": "n", "node.data_dir": str(tmp_path / "data")})
+    with pytest.raises(process.StartError, match="No such file or directory: .*/proc; mount it"):
+        process.NodeProcess(config)
 
 
 async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
