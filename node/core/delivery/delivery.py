@@ -754,6 +754,7 @@ class Delivery(Part):
         """Let one batch leave, under leases from now on."""
         now_ms, group_id = self._now_ms, session.group_id
         until_ms = now_ms + session.lease_ms
+        inheritable = not self._state.group_broadcasting(group_id)
         for share in shares:
             key, positions = share.channel.key, share.positions
             # Ahead of its dispatch a message has no certain position: the next master must know it by its id.
@@ -762,7 +763,8 @@ class Delivery(Part):
             epoch = share.channel.epoch
             lease = Lease(key, positions, share.attempts, until_ms, session.session_id, ids=ids, epoch=epoch)
             self._leases.give(lease)
-            self.feed.add(lease)
+            if inheritable:
+                self.feed.add(lease)
         batch = batch_of(shares, self.term, until_ms, self._state.group_filter(group_id))
         due_ms, attempts = np.frombuffer(batch.due_ms, "<i8"), np.frombuffer(batch.attempts, "<u4")
         topics = [(share.channel.key[1], share.channel.topic, len(share.records)) for share in shares]

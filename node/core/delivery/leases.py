@@ -349,10 +349,15 @@ def ranges_of(lease: AnyLease) -> Iterator[LeaseRange]:
     if not len(positions):
         return
     group_id, topic_id = lease.channel
-    # Over many topics most leases are one range: arrays would cost ten times as much.
-    together = int(positions[-1]) - int(positions[0]) == len(positions) - 1
-    inner = [] if together else (np.flatnonzero(np.diff(positions) != 1) + 1).tolist()
+    count, lowest = len(positions), positions.item(0)
+    together = positions.item(-1) - lowest == count - 1
     plain = ids is None and _all_first(attempts)
+    if together and plain and count <= TOLD_MESSAGES_MAX:  # nearly always, and over many topics for each message
+        yield LeaseRange(
+            group_id=group_id, topic_id=topic_id, first_position=lowest, count=count, until_ms=until_ms, epoch=epoch
+        )
+        return
+    inner = [] if together else (np.flatnonzero(np.diff(positions) != 1) + 1).tolist()
     for start, end in itertools.pairwise([0, *inner, len(positions)]):
         for first in range(start, end, TOLD_MESSAGES_MAX):
             last = min(end, first + TOLD_MESSAGES_MAX)
@@ -373,7 +378,7 @@ def ranges_of(lease: AnyLease) -> Iterator[LeaseRange]:
 
 
 def _all_first(attempts: Attempts) -> bool:
-    return int(attempts[0]) == 1 if len(attempts) == 1 else bool((attempts == 1).all())
+    return attempts.item(0) == 1 if len(attempts) == 1 else bool((attempts == 1).all())
 
 
 def current(subscription: Subscription, lease: Lease) -> NDArray[np.bool_]:

@@ -105,6 +105,9 @@ def test_what_a_broadcasting_group_holds_is_nobody_elses() -> None:
     client.schedule([50] * 5)
     world.run(500)
     assert len(client.got) == 5 and master.host is not None
+    assert master.host.core.parts.delivery.in_flight == 5
+    slaves = [node.host.core.parts.delivery for node in world.nodes.values() if node is not master and node.host]
+    assert len(slaves) == 2 and not any(slave.heard for slave in slaves), "nobody can use them"
     elected_again(world, master)
     world.run(1_000)
     assert all(len(seen) >= 2 for seen in client.got.values())
