@@ -41,6 +41,7 @@ class DeadRequests:
 
     async def list(self, request: dead_pb2.ListDeadRequest) -> dead_pb2.ListDeadResponse:
         """A page of dead letters, oldest first."""
+        require_current(self._core)
         _, dead = self._letters(request.group)
         if request.page_size > PAGE_MAX:
             raise invalid("page_size", request.page_size, f"1 to {PAGE_MAX}")

@@ -40,7 +40,7 @@ from tickwheel.node.core.delivery.leases import (
 from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.delivery.settlements import Settlements, alone, by_topic
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.schedule.push import PushAhead
 from tickwheel.node.core.watch.counts import Counts
@@ -162,7 +162,15 @@ class Delivery(Part):
         self._counts = counts
         self._events = events
         self.settlements = Settlements(
-            config, state, proposer, self._leases, self.feed, self._came_back, self._settled, draw
+            config,
+            state,
+            proposer,
+            self._leases,
+            self.feed,
+            self._came_back,
+            self._settled,
+            draw,
+            partial(require_current, core),
         )
         self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
         self._inherited = Inherited(

@@ -187,8 +187,10 @@ class Settlements:
         came_back: Callable[[ChannelKey, SettleColumns], None],
         settled: Callable[[ChannelKey], None],
         draw: Callable[[], float],
+        require_current: Callable[[], None],
     ) -> None:
-        """`draw` returns a number from 0 to below 1, for jitter."""
+        """`draw` returns a number from 0 to below 1, for jitter. `require_current` raises RequestError if another node
+        may lead by now, and know topics that this one does not."""
         self._config = config
         self._state = state
         self._proposer = proposer
@@ -197,6 +199,7 @@ class Settlements:
         self._came_back = came_back
         self._settled = settled
         self._draw = draw
+        self._require_current = require_current
         self.retries = RetryQueue(proposer)
         self.serving = proposer.serving
 
@@ -220,6 +223,8 @@ class Settlements:
             subscription_there = None if topic is None else group.subscriptions.get(topic.topic_id)
             if subscription_there is not None:
                 found[place] = subscription_there
+        if len(found) < len(parts):
+            self._require_current()
         joined = Joined(reply, [rows.messages for rows in parts])
         # Nothing is settled where one part is refused.
         if copies:
@@ -419,6 +424,7 @@ class Settlements:
         found = self._state.topics.named(topic)
         subscription = None if found is None else group.subscriptions.get(found.topic_id)
         if subscription is None:
+            self._require_current()
             raise invalid("topic", topic, f"a topic of group {group.name}")
         return subscription
 

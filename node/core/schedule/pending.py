@@ -255,6 +255,7 @@ class PendingRequests:
                 sizes = units["size" if request.content else "meta_size"]
                 units, next_key = within_bytes(units, sizes, next_key)
             page = await self.describe(units, request.content, request.content or request.meta)
+            require_current(self._core)  # what is left out does not exist
             page.next_page_token = "" if next_key is None else token_of(next_key)
             return page
 
@@ -336,6 +337,7 @@ class PendingRequests:
                 break
             if next_key is None or (partial and (step >= STEPS_MAX or self._core.steady_ms() >= until_ms)):
                 break
+        require_current(self._core)
         response = scheduler_pb2.CountPendingResponse(
             total=sum(counts.values()), next_page_token="" if next_key is None else token_of(next_key)
         )

@@ -114,6 +114,7 @@ class Sweeper(Part):
 
     async def list(self) -> ListSweepsResponse:
         """All remembered jobs."""
+        require_current(self._core)
         return ListSweepsResponse(sweeps=[await self._told(job) for job in list(self._core.state.sweeps)])
 
     async def _told(self, job: Sweep) -> Sweep:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.node.core.delivery.test_retries import admin
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.promise import Reply
@@ -35,6 +36,16 @@ def deposed(*, auto_create: bool = True) -> tuple[World, NodeCore]:
         world.run_until(lambda: bool(answers))
     lose_lease(world, core)
     return world, core
+
+
+def known_and_deposed() -> tuple[World, NodeCore]:
+    """As `deposed`, of a cluster with a topic t and a group g."""
+    world = World(7)
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"]))
+    node = world.elect()
+    assert node.host is not None
+    lose_lease(world, node.host.core)
+    return world, node.host.core
 
 
 def lose_lease(world: World, core: NodeCore) -> None:
@@ -109,6 +120,37 @@ def test_a_group_that_is_not_here_may_have_been_created_elsewhere() -> None:
     world, core = deposed()
     batch = consumer_pb2.SettleBatch(sequence=1, group="g", topic="t", outcome=consumer_pb2.ACK, ids=bytes(8))
     answer = answer_of(world, core, lambda tell: core.parts.consumers.settle(batch, Reply.either(tell)))
+    assert isinstance(answer, Failure) and answer.reason == common_pb2.NO_MASTER
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one topic", "several topics"])
+def test_a_topic_of_a_group_may_have_been_created_elsewhere(several: bool) -> None:
+    """Its settlement is repeated at the next master, and not taken for one that is refused or came too late."""
+    world, core = known_and_deposed()
+    batch = consumer_pb2.SettleBatch(sequence=1, group="g", outcome=consumer_pb2.ACK, ids=bytes(8), attempts=bytes(4))
+    if several:
+        batch.topics.append("new")
+        batch.topic_counts, batch.epochs, batch.positions = (1).to_bytes(4, "little"), bytes(4), bytes(8)
+    else:
+        batch.topic = "new"
+    answer = answer_of(world, core, lambda tell: core.parts.consumers.settle(batch, Reply.either(tell)))
+    assert isinstance(answer, Failure) and answer.reason == common_pb2.NO_MASTER
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda core: core.parts.pending.page(scheduler_pb2.ListPendingRequest(topic="t")),
+        lambda core: core.parts.pending.count(scheduler_pb2.CountPendingRequest(topic="t")),
+        lambda core: core.parts.dead.list(dead_pb2.ListDeadRequest(group="g")),
+        lambda core: core.parts.sweeper.list(),
+    ],
+    ids=["list pending", "count pending", "list dead letters", "list sweeps"],
+)
+def test_what_a_list_leaves_out_may_be_elsewhere(ask: Any) -> None:
+    """An empty list says that there is nothing."""
+    world, core = known_and_deposed()
+    answer = answer_of(world, core, lambda tell: serve(core, ask(core), tell))
     assert isinstance(answer, Failure) and answer.reason == common_pb2.NO_MASTER
 
 
