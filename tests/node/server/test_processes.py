@@ -71,7 +71,7 @@ def test_a_node_without_proc_is_told_why_it_does_not_start(tmp_path: Path, monke
     """As in a container or a chroot without it."""
     monkeypatch.setattr(process, "_STAT", tmp_path / "stat")
     config = read_config(None, {}, {"cluster.id": "c", "node.id": "n", "node.data_dir": str(tmp_path / "data")})
-    with pytest.raises(process.StartError, match="No such file or directory: .*/proc; mount it"):
+    with pytest.raises(process.StartError, match=r"No such file or directory: .*/proc; mount it"):
         process.NodeProcess(config)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.counting import calls_of
 from tests.node.core.delivery.test_leases import elected_again
 from tests.node.core.delivery.test_retries import admin
-from tests.counting import calls_of
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.delivery import channel, delivery, heard_leases, inherited, leases
 from tickwheel.node.core.delivery.delivery import Delivery
