@@ -30,7 +30,7 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Level, Load, RunResult, SimulationConfig
 from tickwheel.chaos.sim.shape import Shape, draw, slow_work_ns
 from tickwheel.chaos.sim.world import EPOCH_HOUR_MS, MS, SECOND, Story, World
-from tickwheel.node.core.proposer import SPACING_MS_MAX
+from tickwheel.node.core.pacing import SPACING_MS_MAX
 
 PERIOD_NS = 10 * SECOND
 SPELL_NS = 500 * MS

@@ -40,7 +40,7 @@ class CoreConfig:
 
     dispatch_ahead_ms: int = 12
     """A dispatch is proposed this long before its first message is due: that hides the majority's fdatasync. It takes
-    along what is due a little later (`Spacing` in proposer.py)."""
+    along what is due a little later (`Spacing` in pacing.py)."""
 
     dispatch_period_ms: int = 8
     """Least pause between dispatches that are not full: bounds the log's growth."""
@@ -57,7 +57,7 @@ class CoreConfig:
 
     gather_ms: int = 4
     """Least time from the last entry to an entry of settlements; more while entries are spaced (`Spacing` in
-    proposer.py). A dispatch leaves at once and takes waiting commands along. 0: settlements leave at once, and entries
+    pacing.py). A dispatch leaves at once and takes waiting commands along. 0: settlements leave at once, and entries
     are not spaced."""
 
     spaced_rate_min: int = 500

@@ -10,8 +10,7 @@ import pytest
 
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.proposer import (
+from tickwheel.node.core.pacing import (
     GATHER_BYTES_MAX,
     RATE_MS,
     RETURN_MS_MAX,
@@ -20,6 +19,7 @@ from tickwheel.node.core.proposer import (
     ReturningCallers,
     Spacing,
 )
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DELAY, IncomingBatch
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure

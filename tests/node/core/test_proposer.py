@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis.strategies import booleans, integers, lists, tuples
 
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.pacing import COMMIT_MS, WINDOW_BYTES_MIN
 from tickwheel.node.core.promise import UNHEARD, Reply
-from tickwheel.node.core.proposer import COMMIT_MS, ENTRY_TOPICS_MAX, NO_CHANGE, WINDOW_BYTES_MIN, Proposer
+from tickwheel.node.core.proposer import ENTRY_TOPICS_MAX, NO_CHANGE, Proposer
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry, Publish, Settle
 from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.proposer import Answer, Spacing
+from tickwheel.node.core.pacing import Spacing
+from tickwheel.node.core.proposer import Answer
 from tickwheel.node.core.schedule.dispatcher import DISPATCH_TOPICS_MAX, Dispatcher, Phase
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.node.failure import limit_reached, not_master
