@@ -118,7 +118,7 @@ class Buffer:
         extents["row"] = starts
         extents["count"] = spans(starts, len(units))
         extents["append"] = len(self.appends)
-        first, last = int(ids[0] >> np.uint64(32)), int(ids[-1] >> np.uint64(32))
+        first, last = int(ids[0]) >> 32, int(ids[-1]) >> 32
         if self._last_hour < self._first_hour:
             self._first_hour, self._last_hour = first, last
         else:

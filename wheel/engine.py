@@ -46,7 +46,7 @@ from tickwheel.wheel.jobs import AbsorbJob, Job, LoadJob, MapJob, MergeJob
 from tickwheel.wheel.marks import Marks, join_runs
 from tickwheel.wheel.reads import Reads
 from tickwheel.wheel.sweep import Outcomes
-from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT, CursorKey, Ids, Units, picked
+from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT, CursorKey, Ids, Units, hour_and_index, picked
 from tickwheel.wheel.window import Window
 
 DIGEST_TURN_BYTES = 2 << 20
@@ -220,7 +220,7 @@ class Wheel:
         id, _, outcome = self.standing(id, due_ms)
         if outcome is not None:
             return outcome
-        self.marks.add(id >> 32, id & 0xFFFF_FFFF)
+        self.marks.add(*hour_and_index(id))
         self.pending -= 1
         return CancelOutcome.CANCELLED
 
@@ -229,7 +229,7 @@ class Wheel:
         as for `cancel`."""
         id, moved_due_ms = self.marks.moves.resolve(int(id))
         due_ms = due_ms if moved_due_ms is None else moved_due_ms
-        hour, index = id >> 32, id & 0xFFFF_FFFF
+        hour, index = hour_and_index(id)
         if hour < self.holdings.removed_below or index >= self.holdings.hours.units(hour):
             return id, due_ms, CancelOutcome.NOT_FOUND
         if self.marks.has(hour, index):
@@ -248,7 +248,7 @@ class Wheel:
         """Cancel a unit and append its successor (one unit, as for `append`), which the old id names from then on.
         Returns the outcome and the new id; 0 unless MOVED."""
         old, _ = self.marks.moves.resolve(int(id))
-        if self.marks.has(old >> 32, old & 0xFFFF_FFFF):
+        if self.marks.has(*hour_and_index(old)):
             return CancelOutcome.CANCELLED, 0
         outcome = self.cancel(id, due_ms)
         if outcome is not CancelOutcome.CANCELLED:

@@ -26,7 +26,7 @@ from tickwheel.wheel.buffer import Block, Buffer
 from tickwheel.wheel.bundles import Bundles, TakenChunks
 from tickwheel.wheel.checkpoint import RunContent
 from tickwheel.wheel.jobs import HourChunks
-from tickwheel.wheel.units import HOUR_MS, Ids, Units, spans, starts_of
+from tickwheel.wheel.units import HOUR_MS, Ids, Units, hours_of, spans, starts_of
 
 
 class Holdings:
@@ -172,7 +172,7 @@ class Holdings:
 
     def removed(self, ids: Ids) -> NDArray[np.bool_]:
         """True for each id whose hour has been removed."""
-        found: NDArray[np.bool_] = ids >> np.uint64(32) < np.uint64(self.removed_below)
+        found: NDArray[np.bool_] = hours_of(ids) < self.removed_below
         return found
 
     def in_files(self, hour: int) -> bool:

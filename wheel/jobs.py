@@ -19,7 +19,7 @@ from tickwheel.storage.disk import Disk
 from tickwheel.storage.segment import Chunk, Segment, SegmentLengths, row_checksums
 from tickwheel.wheel.buffer import Block, Buffer, join_blocks, ordered_block
 from tickwheel.wheel.bundles import Bundles, TakenChunks
-from tickwheel.wheel.units import HOUR_MS, NO_INDEX, UNIT, UNIT_BYTES, Units, join_units, picked
+from tickwheel.wheel.units import HOUR_MS, NO_INDEX, UNIT, UNIT_BYTES, Units, hours_of, join_units, picked
 
 OPEN_HOURS_MAX = 80
 """Hours whose three files a merge keeps open from run to run: 240 descriptors."""
@@ -72,9 +72,9 @@ class MergeJob:
         self.frozen = frozen
         self._blocks = frozen.snapshot()
         self._extents = frozen.extents()
-        self._extents = picked(self._extents, self._extents["id"] >> np.uint64(32) >= np.uint64(removed_below))
+        self._extents = picked(self._extents, hours_of(self._extents["id"]) >= removed_below)
         self._due_min = removed_below * HOUR_MS
-        self.hours: list[int] = np.unique(self._extents["id"] >> np.uint64(32)).astype(np.int64).tolist()
+        self.hours: list[int] = np.unique(hours_of(self._extents["id"])).tolist()
         self._merged = {hour: merged(hour) for hour in self.hours}
         self._open = open_segments
         self.results: list[tuple[int, SegmentLengths, Chunk]] = []

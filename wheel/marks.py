@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.units import HOUR_MS, Ids, Units, starts_of
+from tickwheel.wheel.units import HOUR_MS, Ids, Units, hours_of, starts_of
 
 _RECENT_MAX = 512
 _FEW_UNITS = 16
@@ -40,7 +40,7 @@ def _by_hour(ids: Ids) -> tuple[NDArray[np.uint32], Iterator[tuple[int, int, int
     """The indexes of ids; and (hour, first row, end row) of each hour."""
     if not len(ids):
         return np.zeros(0, dtype=np.uint32), iter(())
-    hours = (ids >> np.uint64(32)).astype(np.int64)
+    hours = hours_of(ids)
     starts = starts_of(hours)
     bounds = [*starts.tolist(), len(ids)]
     return ids.astype(np.uint32), zip(hours[starts].tolist(), bounds[:-1], bounds[1:], strict=True)
@@ -166,10 +166,10 @@ class Marks:
         return self.capture().arrays()
 
     def load(self, ids: Ids, moved: NDArray[np.void]) -> None:
-        hours = (ids >> np.uint64(32)).astype(np.int64)
+        hours = hours_of(ids)
         starts = np.flatnonzero(np.diff(hours, prepend=-1))
         for part in np.split(ids, starts[1:]) if len(ids) else []:
-            self._sorted[int(part[0]) >> 32] = (part & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
+            self._sorted[int(part[0]) >> 32] = part.astype(np.uint32)
         self.count = len(ids)
         self.moves.load(moved)
 
@@ -272,8 +272,7 @@ class Moves:
         if not len(rows):
             return
         newest, _ = self.resolve_many(rows["id"].copy(), rows["new_due_ms"].copy())
-        limit = np.uint64(below)
-        gone = (rows["id"] >> np.uint64(32) < limit) & (newest >> np.uint64(32) < limit)
+        gone = (hours_of(rows["id"]) < below) & (hours_of(newest) < below)
         if gone.any():
             self.load(rows[~gone])
 

@@ -19,7 +19,19 @@ from tickwheel.wheel.holdings import Holdings
 from tickwheel.wheel.jobs import HourChunks
 from tickwheel.wheel.marks import Marks
 from tickwheel.wheel.queries import HOURS_MAX, CountJob, ScanJob, Schedule, Wanted
-from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT, CursorKey, Ids, Units, ids_of, picked
+from tickwheel.wheel.units import (
+    HOUR_MS,
+    LACKING,
+    UNIT,
+    CursorKey,
+    Ids,
+    Units,
+    hour_and_index,
+    hours_of,
+    ids_of,
+    indexes_of,
+    picked,
+)
 from tickwheel.wheel.window import Window
 
 
@@ -41,7 +53,7 @@ class Reads:
             resolved, _ = self._marks.moves.resolve_many(ids, np.zeros(len(ids), np.int64))
         found = np.zeros(len(ids), np.bool_)
         cancelled = np.zeros(len(ids), np.bool_)
-        for hour, rows in by_hour((resolved >> np.uint64(32)).astype(np.int64)):
+        for hour, rows in by_hour(hours_of(resolved)):
             indexes = resolved[rows].astype(np.uint32)  # the lower half
             if hour >= self._holdings.removed_below:
                 found[rows] = indexes < self._holdings.hours.units(hour)
@@ -51,10 +63,10 @@ class Reads:
     def check_rows(self, ids: Ids) -> None:
         """Read the index rows of these very ids on this thread; ids in buffers need none. Raises CorruptSegmentError if
         a row is lost."""
-        for hour, rows in by_hour((ids >> np.uint64(32)).astype(np.int64)):
+        for hour, rows in by_hour(hours_of(ids)):
             if hour < self._holdings.removed_below:
                 continue
-            indexes = (ids[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+            indexes = indexes_of(ids[rows])
             in_files = (indexes < self._holdings.hours.units(hour)) & self._holdings.lies_in_files(hour, indexes)
             if in_files.any():
                 self.lookup(ids[rows[in_files]], following=False).run()
@@ -139,7 +151,7 @@ ROW_GAP = 64
 PLACE_GAP = 1024
 
 
-def spans(sorted_positions: NDArray[np.int64], gap: int) -> Iterator[tuple[int, int]]:
+def _near(sorted_positions: NDArray[np.int64], gap: int) -> Iterator[tuple[int, int]]:
     """(low, high) slices of positions whose neighbours are at most `gap` apart."""
     edges = np.flatnonzero(np.diff(sorted_positions) > gap) + 1
     bounds = [0, *edges.tolist(), len(sorted_positions)]
@@ -159,7 +171,8 @@ class LackingRecordError(DiskError):
     """This node has never had the record: when it copied the message, it could not read the original."""
 
     def __init__(self, id: int) -> None:
-        super().__init__(f"message {id >> 32}-{id & 0xFFFF_FFFF} was copied here from a record that could not be read")
+        hour, index = hour_and_index(id)
+        super().__init__(f"message {hour}-{index} was copied here from a record that could not be read")
 
 
 class _HoursJob:
@@ -201,7 +214,7 @@ class RecordsJob(_HoursJob):
         self.missing = False
         self._result: list[bytes | None] = [None] * len(units)
         ids = ids_of(units)
-        hours = (ids >> np.uint64(32)).astype(np.int64)
+        hours = hours_of(ids)
         lacking = np.flatnonzero(units["flags"] & LACKING)
         self._lacking = LackingRecordError(int(ids[lacking[0]])) if len(lacking) else None
         for hour, rows in by_hour(hours):
@@ -288,10 +301,10 @@ class LookupJob(_HoursJob):
         self.cancelled = cancelled
         self.units: Units = np.zeros(len(ids), dtype=UNIT)
         wanted = np.flatnonzero(found)
-        hours = (resolved[wanted] >> np.uint64(32)).astype(np.int64)
+        hours = hours_of(resolved[wanted])
         for hour, at in by_hour(hours):
             rows = wanted[at]
-            in_segment = holdings.lies_in_files(hour, (resolved[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64))
+            in_segment = holdings.lies_in_files(hour, indexes_of(resolved[rows]))
             if in_segment.any():
                 self._left.append((holdings.open_hour(hour), rows[in_segment]))
             rows = rows[~in_segment]
@@ -307,7 +320,7 @@ class LookupJob(_HoursJob):
         return moved
 
     def _read(self, hour: HourChunks, rows: NDArray[np.int64]) -> None:
-        index = (self.resolved[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+        index = indexes_of(self.resolved[rows])
         order = np.argsort(index, kind="stable")
         rows, index = rows[order], index[order]
         for chunk in hour.chunks():
@@ -317,12 +330,12 @@ class LookupJob(_HoursJob):
             segment = hour.segment(chunk.seq)
             part = index[low:high]
             at = np.empty(len(part), dtype=np.int64)
-            for a, b in spans(part, PLACE_GAP):
+            for a, b in _near(part, PLACE_GAP):
                 places = segment.places(chunk, int(part[a]), int(part[b - 1]) + 1)
                 at[a:b] = places[part[a:b] - part[a]]
             order = np.argsort(at, kind="stable")
             at = at[order]
-            for a, b in spans(at, ROW_GAP):
+            for a, b in _near(at, ROW_GAP):
                 read = hour.units(chunk, int(at[a]), int(at[b - 1] - at[a]) + 1)
                 self.units[rows[low:high][order[a:b]]] = read[at[a:b] - at[a]]
             if not np.array_equal(self.units["index"][rows[low:high]], part):

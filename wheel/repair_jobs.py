@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.segment import Chunk, row_checksums
 from tickwheel.wheel.jobs import HourChunks, bytes_of
-from tickwheel.wheel.units import HOUR_MS, LACKING, NO_INDEX, UNIT, Ids, Units
+from tickwheel.wheel.units import HOUR_MS, LACKING, NO_INDEX, UNIT, Ids, Units, indexes_of
 
 SURVEY_ROWS = 4_096
 """Rows read at a time: 384 KiB."""
@@ -132,7 +132,7 @@ class RepairJob:
         rises = (due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (index[1:] > index[:-1]))
         ends = units["offset"].astype(np.int64) + units["size"]
         inside = (units["offset"] >= np.uint64(chunk.log_start)) & (ends <= chunk.log_start + chunk.log_bytes)
-        same = units["index"][lost] == (ids & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
+        same = units["index"][lost] == indexes_of(ids)
         if not ((due // self._slot_ms == tick).all() and rises.all() and inside.all() and same.all()):
             raise UnlikeUnitError(f"units {ids[:3].tolist()} of hour {self._hour.hour} are not what was lost here")
 

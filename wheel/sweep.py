@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tickwheel.wheel.holdings import Holdings
 from tickwheel.wheel.marks import Marks
-from tickwheel.wheel.units import HOUR_MS, CursorKey, Ids
+from tickwheel.wheel.units import HOUR_MS, CursorKey, Ids, hours_of, indexes_of
 
 DONE, MARKED, DISPATCHED, UNKNOWN = range(4)
 """Outcomes, in this order: pending, or just marked by `mark`; cancelled or moved before; too late; no such message."""
@@ -34,8 +34,8 @@ def look(
     """How messages stand; and their rows, sorted by newest id (rows with the same id keep their order). Takes a few
     steps for each hour that has marks, and array work for all others."""
     newest, due_ms = marks.moves.resolve_many(ids, due_ms)
-    hour = (newest >> np.uint64(32)).astype(np.int64)
-    index = (newest & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+    hour = hours_of(newest)
+    index = indexes_of(newest)
     order = np.argsort(newest, kind="stable")
     outcomes = np.zeros(len(ids), dtype=np.uint8)
     outcomes[(due_ms < cursor.due_ms) | ((due_ms == cursor.due_ms) & (index < cursor.index))] = DISPATCHED

@@ -1,6 +1,6 @@
 """Units as the wheel handles them: arrays of `UNIT` (storage/unit.py has the layout), their ids, and the cursor's key.
 
-Ids of units are `hour << 32 | global index` in one uint64 (`ids_of`).
+Ids of units are `hour << 32 | global index` in one uint64 (`ids_of`, `hours_of`, `indexes_of`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ __all__ = [
     "Ids",
     "Units",
     "find_ids",
+    "hour_and_index",
+    "hours_of",
     "ids_of",
+    "indexes_of",
     "join_units",
     "picked",
     "spans",
@@ -36,6 +39,8 @@ Units = NDArray[np.void]
 Ids = NDArray[np.uint64]
 
 _LOW_BITS = np.uint64(0xFFFF)
+_INDEX_BITS = np.uint64(0xFFFF_FFFF)
+_HOUR_SHIFT = np.uint64(32)
 
 
 class CursorKey(NamedTuple):
@@ -48,8 +53,23 @@ class CursorKey(NamedTuple):
 def ids_of(units: Units) -> Ids:
     """Ids of units: hour << 32 | global index."""
     hours = (units["due_ms"] // HOUR_MS).astype(np.uint64)
-    ids: Ids = (hours << np.uint64(32)) | units["index"]
+    ids: Ids = (hours << _HOUR_SHIFT) | units["index"]
     return ids
+
+
+def hours_of(ids: Ids) -> NDArray[np.int64]:
+    """The hour of each id."""
+    return (ids >> _HOUR_SHIFT).astype(np.int64)
+
+
+def indexes_of(ids: Ids) -> NDArray[np.int64]:
+    """The global index of each id."""
+    return (ids & _INDEX_BITS).astype(np.int64)
+
+
+def hour_and_index(id: int) -> tuple[int, int]:
+    """Both parts of one id."""
+    return id >> 32, id & 0xFFFF_FFFF
 
 
 def join_units(parts: Sequence[Units]) -> Units:

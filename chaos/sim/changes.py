@@ -9,7 +9,7 @@ from tickwheel.chaos.sim.clients import NO_ANSWER, Call, Wires, served
 from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, RescheduleAnswered, RescheduleSent
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
-from tickwheel.node.core.requests import id_of, message_id_of
+from tickwheel.node.core.message_ids import id_of, message_id_of
 from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY

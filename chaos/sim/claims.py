@@ -28,8 +28,8 @@ from tickwheel.chaos.sim.history_messages import (
 )
 from tickwheel.chaos.sim.producers import TOPICS, UID, labelled_batch
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
+from tickwheel.node.core.message_ids import id_of, message_id_of
 from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers

@@ -14,7 +14,7 @@ from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_messages import Row
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
-from tickwheel.node.core.requests import id_of
+from tickwheel.node.core.message_ids import id_of
 from tickwheel.proto import scheduler_pb2
 
 TOPIC = "catalogue"

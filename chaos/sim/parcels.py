@@ -29,8 +29,8 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.core import NodeCore, serve
+from tickwheel.node.core.message_ids import id_of
 from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.requests import id_of
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import consumer_pb2, dead_pb2
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tickwheel.node.core.bulk.cold import ColdRequests, no_message
+from tickwheel.node.core.bulk.cold import ColdRequests
 from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.membership import Membership
+from tickwheel.node.core.message_ids import fill_message_id, no_message
 from tickwheel.node.core.metas import fitting
 from tickwheel.node.core.promise import UNHEARD
 from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX, Creations
@@ -33,7 +34,7 @@ from tickwheel.node.state.names import check_open_topic
 from tickwheel.node.state.producers import NOBODY, Sender
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
 from tickwheel.node.state.settings import LEVELS_LENGTH_MAX, QUOTAS_LENGTH_MAX, first_settings, refused_levels
-from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
+from tickwheel.proto import admin_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster, Reschedule
 from tickwheel.replication.log import Member
 from tickwheel.wheel.filters import TAG_LENGTH_MAX, TAGS_MAX
@@ -57,28 +58,6 @@ FILTER_LENGTH_MAX = TAGS_MAX * (TAG_LENGTH_MAX + len(" || "))
 def everybody(topic: str) -> Failure | None:
     """A `Permitted` that allows every topic."""
     return None
-
-
-def id_of(message_id: common_pb2.MessageId, wheel_group: int) -> int:
-    """A message id as one number: the hour in the upper 32 bits, the index in the lower. Raises RequestError for an id
-    of another wheel group, which would name another message here."""
-    if message_id.wheel_group != wheel_group:
-        shown = f"{message_id.wheel_group}-{message_id.hour}-{message_id.index}"
-        raise invalid("id", shown, f"an id of wheel group {wheel_group}, which begins with {wheel_group}-")
-    return message_id.hour << 32 | message_id.index
-
-
-def message_id_of(number: int, wheel_group: int) -> common_pb2.MessageId:
-    """The reverse of `id_of`."""
-    message_id = common_pb2.MessageId()
-    fill_message_id(message_id, number, wheel_group)
-    return message_id
-
-
-def fill_message_id(message_id: common_pb2.MessageId, number: int, wheel_group: int) -> None:
-    """As `message_id_of`, in place."""
-    message_id.hour, message_id.index = number >> 32, number & 0xFFFF_FFFF
-    message_id.wheel_group = wheel_group
 
 
 class ClientRequests:
@@ -239,7 +218,7 @@ class ClientRequests:
         response.retries.extend(fitting(waiting, scheduler_pb2.WaitingRetry.ByteSize, RETRIES_BYTES_MAX))
         response.retries_left_out = len(waiting) - len(response.retries)
         if retries:
-            response.message.id.hour, response.message.id.index = number >> 32, number & 0xFFFF_FFFF
+            fill_message_id(response.message.id, number, core.identity.wheel_group)
         return response
 
     # -- operators

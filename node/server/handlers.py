@@ -21,9 +21,9 @@ from google.protobuf.message import Message
 
 from tickwheel.node.config.fields import parse_address
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.message_ids import fill_message_id, id_of, id_text, message_id_of
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, fitting
 from tickwheel.node.core.promise import Promise, Reply, answer_of
-from tickwheel.node.core.requests import fill_message_id, id_of, message_id_of
 from tickwheel.node.core.schedule.deleting import finished
 from tickwheel.node.core.schedule.intake import (
     KIND_DELAY,
@@ -211,7 +211,7 @@ def _key_taken(batch: IncomingBatch, outcome: BatchOutcome, wheel_group: int) ->
     """The refusal of a single message whose unique key another one holds."""
     assert batch.unique_keys is not None
     key, number = batch.unique_keys.first, int(outcome.ids[0])
-    shown = f"{wheel_group}-{number >> 32}-{number & 0xFFFF_FFFF}"
+    shown = id_text(number, wheel_group)
     facts = {"field": "meta.unique_key", "value": key, "id": shown, "due_ms": str(int(outcome.due_ms[0]))}
     text = f"message {shown} of topic {batch.topics[0]} holds the unique key {key}"
     return Failure(common_pb2.KEY_TAKEN, text, facts)

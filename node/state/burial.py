@@ -18,7 +18,7 @@ from tickwheel.node.state.results import DeadResult
 from tickwheel.node.state.retrying import COPIES_MAX, COPY_BYTES_MAX, Retrying
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, PurgeDead, ReplayDead
-from tickwheel.wheel.units import LACKING, REPLAYED, UNIT, Units
+from tickwheel.wheel.units import LACKING, REPLAYED, UNIT, Units, hours_of, indexes_of
 
 
 class Burial:
@@ -89,6 +89,6 @@ def _units_of(letters: Letters, group: Group) -> Units:
         units[name] = letters[name]
     units["scheduled_ms"] = letters["first_due_ms"]
     units["target_group"] = group.group_id
-    units["origin_hour"] = (letters["origin"] >> np.uint64(32)).astype(np.uint32)
-    units["origin_index"] = (letters["origin"] & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
+    units["origin_hour"] = hours_of(letters["origin"])
+    units["origin_index"] = indexes_of(letters["origin"])
     return units

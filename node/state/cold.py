@@ -44,7 +44,7 @@ from tickwheel.node.state.results import NO_IDS
 from tickwheel.proto import cold_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.wheel.bundles import Ingested
-from tickwheel.wheel.units import HOUR_MS, Ids
+from tickwheel.wheel.units import HOUR_MS, Ids, hours_of
 
 MARKS_MAX = 1_000_000
 """21 MB. Far more than wait for their part in most uses; a wave of cancels must not fill the memory."""
@@ -246,7 +246,7 @@ class ColdTier:
                 rows = self.marks.of(number)
                 hours = np.where(
                     rows["kind"] == LOADED,
-                    (rows["loaded_id"] >> np.uint64(32)).astype(np.int64),
+                    hours_of(rows["loaded_id"]),
                     rows["due_ms"] // HOUR_MS,
                 )
                 kept = (rows["kind"] == MOVED) | (hours >= below)

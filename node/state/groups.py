@@ -21,7 +21,7 @@ from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto import admin_pb2
-from tickwheel.wheel.units import CursorKey, Ids, find_ids
+from tickwheel.wheel.units import CursorKey, Ids, find_ids, indexes_of
 
 WAITING = np.dtype(
     [
@@ -137,9 +137,8 @@ class WaitingRetries:
 
 
 def _is_waiting(rows: Rows, cursor: CursorKey) -> NDArray[np.bool_]:
-    index: Ids = rows["id"] & np.uint64(0xFFFF_FFFF)
     waiting: NDArray[np.bool_] = (rows["due_ms"] > cursor.due_ms) | (
-        (rows["due_ms"] == cursor.due_ms) & (index >= np.uint64(cursor.index))
+        (rows["due_ms"] == cursor.due_ms) & (indexes_of(rows["id"]) >= cursor.index)
     )
     return waiting
 

@@ -35,7 +35,18 @@ from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.subscription import Attempts, Found, Places, Subscription
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SETTLE_RETRY, SettleColumns
-from tickwheel.wheel.units import LACKING, REPLAYED, CursorKey, Ids, Units, find_ids, ids_of, picked
+from tickwheel.wheel.units import (
+    LACKING,
+    REPLAYED,
+    CursorKey,
+    Ids,
+    Units,
+    find_ids,
+    hours_of,
+    ids_of,
+    indexes_of,
+    picked,
+)
 
 COPIES_MAX = 128
 """Messages that one command copies: about 3 ms of reads, if each lies in another place and the system has it in
@@ -271,8 +282,8 @@ class Retrying:
         copies = units.copy()
         names = _names_of(units)
         copies["scheduled_ms"] = _first_due_ms(units)
-        copies["origin_hour"] = (names >> np.uint64(32)).astype(np.uint32)
-        copies["origin_index"] = (names & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
+        copies["origin_hour"] = hours_of(names)
+        copies["origin_index"] = indexes_of(names)
         copies["target_group"] = group.group_id
         copies["attempts"] = np.minimum(deliveries, DELIVERIES_MAX)
         self._wait(group, copies, records, due_ms)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.units import HOUR_MS
+from tickwheel.wheel.units import HOUR_MS, hours_of
 
 KEY_BYTES_MAX = 255
 """Of the UTF-8 of a unique key."""
@@ -131,7 +131,7 @@ class Rows(NamedTuple):
 
 
 def _held_of(rest: NDArray[np.void]) -> HeldColumns:
-    hours = (rest["id"] >> np.uint64(32)).astype(np.int64)
+    hours = hours_of(rest["id"])
     due_ms = hours * HOUR_MS + (rest["place"] & np.uint32(_SETTLED - 1))
     return HeldColumns(rest["id"], due_ms, rest["place"] >= _SETTLED)
 
@@ -227,7 +227,7 @@ class UniqueKeys:
         equal `mixed` the newest comes first. Each id's hour must be that of the due time. Copies a shard once, however
         many keys lie in it."""
         hours, place = np.divmod(held.due_ms, HOUR_MS)
-        assert (hours == held.ids >> np.uint64(32)).all(), "an id names the hour of its due time"
+        assert (hours == hours_of(held.ids)).all(), "an id names the hour of its due time"
         rest = np.zeros(len(held.ids), _REST)
         rest["low"], rest["id"], rest["topic_id"] = keys.low, held.ids, keys.topic_ids
         rest["place"] = place.astype(np.uint32) | np.where(held.until_settled, np.uint32(_SETTLED), np.uint32(0))

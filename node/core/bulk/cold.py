@@ -8,16 +8,11 @@ from __future__ import annotations
 
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel, require_current
-from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
+from tickwheel.node.core.message_ids import fill_message_id, no_message
+from tickwheel.node.failure import Permitted, RequestError, invalid, no_agreed_time, refuse
 from tickwheel.node.state.cold import CANCELLED, LOADED, MOVED, ColdResult, Place
-from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler_pb2
+from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import Command
-
-
-def no_message(number: int, wheel_group: int) -> Failure:
-    """The refusal of an id that names no message."""
-    text = f"{wheel_group}-{number >> 32}-{number & 0xFFFF_FFFF}"
-    return Failure(common_pb2.UNKNOWN_NAME, f"no message {text}", {"field": "id", "value": text})
 
 
 class ColdRequests:
@@ -109,8 +104,7 @@ class ColdRequests:
         """State of a message that is not loaded."""
         state = scheduler_pb2.MESSAGE_CANCELLED if place.kind == CANCELLED else scheduler_pb2.COLD
         response = scheduler_pb2.GetResponse(state=state)
-        response.message.id.wheel_group = self._core.identity.wheel_group
-        response.message.id.hour, response.message.id.index = number >> 32, number & 0xFFFF_FFFF
+        fill_message_id(response.message.id, number, self._core.identity.wheel_group)
         response.message.due_ms = place.due_ms
         return response
 

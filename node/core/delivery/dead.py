@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tickwheel.node.core.kernel import Kernel, require_current
+from tickwheel.node.core.message_ids import fill_message_id
 from tickwheel.node.core.metas import DECODED_BYTES_MAX, FIELD_BYTES, meta_of
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.dead_letters import DeadLetters, Letters
@@ -140,10 +141,8 @@ class DeadRequests:
             raise RequestError(limit_reached("dead_letters_gone", GONE_MAX, GONE_HINT_MS))
 
     def _describe(self, letter: dead_pb2.DeadLetter, dead: DeadLetters, number: int, row: Letters) -> None:
-        origin = int(row["origin"])
         letter.number = number
-        letter.id.wheel_group = self._core.identity.wheel_group
-        letter.id.hour, letter.id.index = origin >> 32, origin & 0xFFFF_FFFF
+        fill_message_id(letter.id, int(row["origin"]), self._core.identity.wheel_group)
         letter.topic = self._core.state.topic_name(int(row["topic_id"]))
         letter.cause = int(row["cause"])  # type: ignore[assignment]  # a number of the enum
         letter.error = dead.text(row).decode()

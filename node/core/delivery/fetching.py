@@ -19,7 +19,7 @@ from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.work import RemovedError
 from tickwheel.storage.disk import DiskError
-from tickwheel.wheel.units import Units, join_units
+from tickwheel.wheel.units import Units, hours_of, join_units
 
 READ_MESSAGES_MAX = 8_192
 """Messages read together. Small enough that one read holds the others up for some milliseconds only."""
@@ -142,7 +142,7 @@ class Fetching:
             return
         ((channel, prefetched),) = claims
         if isinstance(error, RemovedError):
-            channel.fetch_again(prefetched, prefetched.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept))
+            channel.fetch_again(prefetched, hours_of(prefetched.ids) >= self._state.hour_min_kept)
             self.flush()
         elif isinstance(error, DiskError):
             PartialRead(

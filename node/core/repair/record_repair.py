@@ -28,6 +28,7 @@ from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.fetching import Unreadable
 from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.message_ids import id_text
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.repair.record_answers import ASKED_MAX, unit_in
@@ -302,7 +303,7 @@ class RecordRepair(Part):
         self._delivery.settlements.propose([columns], reply)
 
     def _name(self, case: _Case) -> str:
-        return f"{self._core.identity.wheel_group}-{case.id >> 32}-{case.id & 0xFFFF_FFFF}"
+        return id_text(case.id, self._core.identity.wheel_group)
 
 
 def _checked(found: RecordFound) -> Units | None:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.kernel import Kernel, require_current
+from tickwheel.node.core.message_ids import message_id_of
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, count_fitting, meta_of
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KEY_LENGTH_MAX
 from tickwheel.node.core.work import RemovedError
@@ -282,7 +283,7 @@ class PendingRequests:
     def _message(self, unit: np.void, number: int) -> scheduler_pb2.PendingMessage:
         state, group = self._core.state, self._core.identity.wheel_group
         return scheduler_pb2.PendingMessage(
-            id=common_pb2.MessageId(wheel_group=group, hour=number >> 32, index=number & 0xFFFF_FFFF),
+            id=message_id_of(number, group),
             topic=state.topic_name(int(unit["topic_id"])),
             due_ms=int(unit["due_ms"]),
             due_requested_ms=int(unit["due_requested_ms"]),

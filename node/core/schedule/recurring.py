@@ -15,9 +15,10 @@ from functools import partial
 import numpy as np
 
 from tickwheel.node.core.kernel import Kernel, require_current
+from tickwheel.node.core.message_ids import message_id_of
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, DECODED_BYTES_MAX, FIELD_BYTES
 from tickwheel.node.core.promise import Promise
-from tickwheel.node.core.requests import ClientRequests, message_id_of
+from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.calendar import Calendar, calendar_of
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import JITTER_MS_MAX, META_BYTES_MAX, MetaColumns, from_batch

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tickwheel.node.core.message_ids import id_of, message_id_of
 from tickwheel.node.core.promise import Promise
-from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.watch.events import RUN_OF, Events, FindJob
 from tickwheel.node.core.work import read

@@ -12,8 +12,8 @@ from tests.node.core.loading import Loader, begin, bundle_of, name_of
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.message_ids import message_id_of
 from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.requests import message_id_of
 from tickwheel.node.rebuild import RebuildError, rebuild
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY

@@ -13,9 +13,9 @@ from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.core.message_ids import message_id_of
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.proposer import Answer
-from tickwheel.node.core.requests import message_id_of
 from tickwheel.node.core.schedule.intake import from_batch, from_message
 from tickwheel.node.core.serving import FATAL, OwnWorkError, Serving
 from tickwheel.node.core.watch.disk_use import disk_use
