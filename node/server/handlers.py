@@ -537,11 +537,16 @@ async def change_access(core: NodeCore, command: access_pb2.AccessCommand, calle
     return await change(core, AdminCommand(access=command), caller)
 
 
-async def set_user(core: NodeCore, request: access_pb2.SetUserRequest, caller: Caller) -> access_pb2.User:
-    wanted = access_pb2.StoredUser(name=request.name, roles=request.roles, quotas=request.quotas)
-    result = await change_access(core, access_pb2.AccessCommand(set_user=wanted), caller)
+async def _changed_user(core: NodeCore, command: access_pb2.AccessCommand, caller: Caller) -> access_pb2.User:
+    """As `change_access`; returns the user as it is now."""
+    result = await change_access(core, command, caller)
     assert result.user is not None
     return result.user
+
+
+async def set_user(core: NodeCore, request: access_pb2.SetUserRequest, caller: Caller) -> access_pb2.User:
+    wanted = access_pb2.StoredUser(name=request.name, roles=request.roles, quotas=request.quotas)
+    return await _changed_user(core, access_pb2.AccessCommand(set_user=wanted), caller)
 
 
 async def delete_user(
@@ -568,16 +573,13 @@ async def create_token(
     stored = access_pb2.StoredToken(token=access_pb2.Token(label=request.label, expires_ms=expires_ms), sha256=sha256)
     command = access_pb2.AddToken(user=request.user, token=stored)
     added = access_pb2.AccessCommand(add_token=command)
-    result = await node.calls.answer(lambda core: change_access(core, added, caller))
-    assert result.user is not None
-    return access_pb2.CreateTokenResponse(token=result.user.tokens[-1], secret=secret)
+    user = await node.calls.answer(lambda core: _changed_user(core, added, caller))
+    return access_pb2.CreateTokenResponse(token=user.tokens[-1], secret=secret)
 
 
 async def revoke_token(core: NodeCore, request: access_pb2.RevokeTokenRequest, caller: Caller) -> access_pb2.User:
     command = access_pb2.RevokeToken(user=request.user, token_id=request.token_id)
-    result = await change_access(core, access_pb2.AccessCommand(revoke_token=command), caller)
-    assert result.user is not None
-    return result.user
+    return await _changed_user(core, access_pb2.AccessCommand(revoke_token=command), caller)
 
 
 async def set_role(core: NodeCore, request: access_pb2.SetRoleRequest, caller: Caller) -> access_pb2.AccessRole:

@@ -6,7 +6,7 @@ NAME_TAKEN. A command is checked whole before it changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tickwheel.node.failure import RequestError, invalid, limit_reached, refused
@@ -46,47 +46,36 @@ class Administration:
         self._state = state
         self._wheel = wheel
         self._slot_ms = slot_ms
+        self._carry_out: dict[str, Callable[[AdminCommand, int], AdminResult]] = {
+            "create_topic": lambda command, _: self._create_topic(command.create_topic, command.actor),
+            "delete_topic": lambda command, _: self._delete_topic(command.delete_topic.name),
+            "create_group": lambda command, _: self._create_group(command.create_group, command.actor),
+            "update_group": lambda command, _: self._update_group(command.update_group),
+            "delete_group": lambda command, _: self._delete_group(command.delete_group.name),
+            "set_group_filter": lambda command, _: self._set_filter(command.set_group_filter),
+            "set_topic_paused": lambda command, _: self._pause_topic(command.set_topic_paused),
+            "set_group_paused": lambda command, _: self._pause_group(command.set_group_paused),
+            "reset_group": lambda command, _: self._reset(command.reset_group),
+            "settings": lambda command, stamped_ms: self._change_settings(command.settings, stamped_ms),
+            "access": lambda command, stamped_ms: state.access.apply(command.access, stamped_ms, state.settings.rights),
+            **dict.fromkeys(KINDS, lambda command, _: self._change_members(command)),
+            "remove_hours": lambda command, _: self._remove_hours(command.remove_hours),
+        }
+        """By kind of command, for a cluster that has been created."""
 
     def apply(self, command: AdminCommand, stamped_ms: int) -> AdminResult:
         """Carry out one command; `stamped_ms`: when it was proposed."""
+        kind = command.WhichOneof("body")
         try:
-            return self._carry_out(command, stamped_ms)
+            if kind == "create_cluster":
+                return self._create_cluster(command.create_cluster)
+            if not self._state.cluster_id:
+                raise refused(pb.WRONG_STATE, "the cluster has not been created yet")
+            if kind not in self._carry_out:
+                raise refused(pb.WRONG_STATE, f"admin command {kind} is not known to this version")
+            return self._carry_out[kind](command, stamped_ms)
         except RequestError as error:  # what a command asks for is checked before anything changes
             return AdminResult(failure=error.failure)
-
-    def _carry_out(self, command: AdminCommand, stamped_ms: int) -> AdminResult:
-        kind = command.WhichOneof("body")
-        if kind == "create_cluster":
-            return self._create_cluster(command.create_cluster)
-        if not self._state.cluster_id:
-            raise refused(pb.WRONG_STATE, "the cluster has not been created yet")
-        if kind == "create_topic":
-            return self._create_topic(command.create_topic, command.actor)
-        if kind == "delete_topic":
-            return self._delete_topic(command.delete_topic.name)
-        if kind == "create_group":
-            return self._create_group(command.create_group, command.actor)
-        if kind == "update_group":
-            return self._update_group(command.update_group)
-        if kind == "delete_group":
-            return self._delete_group(command.delete_group.name)
-        if kind == "set_group_filter":
-            return self._set_filter(command.set_group_filter)
-        if kind == "set_topic_paused":
-            return self._pause_topic(command.set_topic_paused)
-        if kind == "set_group_paused":
-            return self._pause_group(command.set_group_paused)
-        if kind == "reset_group":
-            return self._reset(command.reset_group)
-        if kind == "settings":
-            return self._change_settings(command.settings, stamped_ms)
-        if kind == "access":
-            return self._state.access.apply(command.access, stamped_ms, self._state.settings.rights)
-        if kind in KINDS:
-            return self._change_members(command)
-        if kind == "remove_hours":
-            return self._remove_hours(command.remove_hours)
-        raise refused(pb.WRONG_STATE, f"admin command {kind} is not known to this version")
 
     # -- cluster and settings
 

@@ -20,6 +20,14 @@ RanOut = Callable[[], None]
 CREDITS_MAX = 1_000_000
 
 
+def lease_ms_of(config: CoreConfig, wanted: int) -> int:
+    """The length of a lease that a consumer asks for; 0: the default. Raises RequestError."""
+    lease_ms = wanted or config.lease_default_ms
+    if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
+        raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
+    return lease_ms
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """One consumer. Its stream or pull gives credit; the delivery calls `deliver` with batches."""
@@ -93,9 +101,7 @@ class Sessions:
     ) -> Session:
         """Attach a consumer to an existing group, for one of its topics or all. Raises RequestError."""
         config = self._config
-        lease_ms = lease_ms or config.lease_default_ms
-        if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
-            raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
+        lease_ms = lease_ms_of(config, lease_ms)
         if len(self._by_id) >= config.sessions_max:
             raise RequestError(limit_reached("consumers", config.sessions_max, 1_000))
         session = Session(

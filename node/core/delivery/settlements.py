@@ -18,6 +18,7 @@ from tickwheel.node.core.delivery.handing import BATCH_TOPICS_MAX
 from tickwheel.node.core.delivery.lease_feed import LeaseFeed
 from tickwheel.node.core.delivery.leases import ChannelKey, Lease, LeaseTable
 from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
+from tickwheel.node.core.delivery.sessions import lease_ms_of
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
@@ -91,8 +92,7 @@ def alone(batch: consumer_pb2.SettleBatch) -> Rows:
     count = _check_columns(batch.ids, batch.attempts, batch.positions)
     if count > SETTLE_MESSAGES_MAX:
         raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
-    if len(batch.reason) > REASON_MAX:
-        raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
+    _check_reason(batch)
     epoch = batch.epoch if batch.HasField("epoch") else None
     return Rows(batch.topic, batch.ids, batch.attempts, batch.positions, epoch)
 
@@ -104,8 +104,7 @@ def by_topic(batch: consumer_pb2.SettleBatch) -> list[Rows]:
     topics = len(batch.topics)
     if topics > SETTLE_TOPICS_MAX:
         raise invalid("topics", topics, f"at most {SETTLE_TOPICS_MAX} topics in a settlement")
-    if len(batch.reason) > REASON_MAX:
-        raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
+    _check_reason(batch)
     if len(batch.topic_counts) != 4 * topics:
         raise invalid("topic_counts", f"{len(batch.topic_counts)} bytes", f"{topics} elements of 4 bytes")
     if len(batch.epochs) != 4 * topics:
@@ -377,12 +376,9 @@ class Settlements:
     def extend(self, session_id: int, batch: consumer_pb2.ExtendBatch, now_ms: int) -> tuple[int, int, int]:
         """Extend leases; returns (messages extended, messages refused, lease_until_ms). Refused are settled messages,
         those whose lease is over, and those of another attempt or epoch. Raises RequestError."""
-        config = self._config
         subscription = self._named(self._group(batch.group), batch.topic)
         key = subscription.group_id, subscription.topic_id
-        lease_ms = batch.lease_ms or config.lease_default_ms
-        if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
-            raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
+        lease_ms = lease_ms_of(self._config, batch.lease_ms)
         count = _check_columns(batch.ids, batch.attempts, batch.positions)
         if count > EXTEND_MESSAGES_MAX:
             raise invalid("ids", count, f"at most {EXTEND_MESSAGES_MAX} messages in an extension")
@@ -458,6 +454,11 @@ def _kind(batch: consumer_pb2.SettleBatch) -> SettleKind.ValueType:
     if kind is None:
         raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
     return kind
+
+
+def _check_reason(batch: consumer_pb2.SettleBatch) -> None:
+    if len(batch.reason) > REASON_MAX:
+        raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
 
 
 def _check_columns(ids: bytes, attempts: bytes, positions: bytes) -> int:
