@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import ClassVar, NoReturn, get_args, get_type_hints
 
 from tickwheel.chaos.sim.history import History, Record, RunBegan
-from tickwheel.chaos.sim.world import MS
+from tickwheel.chaos.sim.world import HOUR_MS, MS
 
+CLOCK_SLACK_MS = 1_000
+"""The cluster's time may be ahead of the true one by this."""
 AHEAD_SLACK_MS = 88
 """By true time a dispatch may be proposed this much earlier than its lead says: the error of the clock."""
 
@@ -55,6 +57,14 @@ class Checker:
     def wall_ms(self, at_ns: int) -> int:
         """True wall time in ms."""
         return self.run.start_wall_ms + at_ns // MS
+
+    def true_ns(self, wall_ms: int) -> int:
+        """The true time of the run at which that was the true wall time."""
+        return (wall_ms - self.run.start_wall_ms) * MS
+
+    def hour_may_be_gone(self, message_id: int, at_ns: int) -> bool:
+        """Whether the message's hour ended so long ago that it is removed once all is settled."""
+        return message_id >> 32 < (self.wall_ms(at_ns) + CLOCK_SLACK_MS) // HOUR_MS - self.run.hours_kept
 
     @property
     def ahead_ms(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.checkers.p9_cancels import hour_may_be_gone
 from tickwheel.chaos.sim.history_bulk import (
     AbortAnswered,
     BlockStaged,
@@ -262,7 +261,8 @@ class LoadsOnce(Checker):
         uid = record.uid
         if uid not in self._owner:
             return
-        if record.outcome == "NOT_FOUND" and not self._removed(record):
+        came = all(uid in came for came in self._came.values())
+        if record.outcome == "NOT_FOUND" and not (came and self.hour_may_be_gone(record.id, record.at_ns)):
             self.broken(f"cancel of message {uid}, which was loaded as {record.id:#x}: NOT_FOUND")
         if record.outcome == "CANCELLED":
             for missing in self._missing.values():
@@ -273,13 +273,6 @@ class LoadsOnce(Checker):
         for group, missing in self._missing.items():
             if sequence <= self._taken.get(job, 0) and uid not in self._came[group]:
                 missing.add(uid)
-
-    def _removed(self, record: CancelAnswered) -> bool:
-        """Whether its hour may have been removed: the message came to every group, and the hour ended long enough
-        ago."""
-        wall_ms = self.now_ms
-        came = all(record.uid in came for came in self._came.values())
-        return came and hour_may_be_gone(record.id, wall_ms, self.run.hours_kept)
 
     def owed(self, at_ns: int) -> list[tuple[str, int]]:
         wall_ms = self.wall_ms(at_ns)

@@ -72,7 +72,7 @@ class InFlightBounded(Checker):
         if before.session in self._left or (before.group, before.topic) in self._unjudged:
             return False
         clock_error_ms = before.clock_error_ms + now.clock_error_ms + 2 * self.run.clock_allowance_ms
-        if (before.lease_until_ms - self.run.start_wall_ms - clock_error_ms) * MS <= now.at_ns:
+        if self.true_ns(before.lease_until_ms) - clock_error_ms * MS <= now.at_ns:
             return False
         if (before.node, before.boot, before.term) == (now.node, now.boot, now.term):
             return True

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.checkers.key_search import Doubtful, Event, Facts, Kind, Operation, Put, What, explain
-from tickwheel.chaos.sim.checkers.p9_cancels import DISPATCH_SLACK_MS, hour_may_be_gone
+from tickwheel.chaos.sim.checkers.p9_cancels import DISPATCH_SLACK_MS
 from tickwheel.chaos.sim.history_keys import KeyAnswered, KeyAsked, KeyedAnswered, KeyedSeen, KeysUsed, KeyUndone
 from tickwheel.chaos.sim.history_messages import (
     SETTLING,
@@ -134,20 +134,19 @@ class KeysHeld(Checker):
         self._names.setdefault(record.now_id, record.uid)
         if record.now_uid != record.uid:
             self.broken(f"id {record.id:#x} of message {record.uid} names {record.now_uid} now")
-        gone = self._hour_may_be_gone(record.uid, record.at_ns)
+        gone = self._an_hour_may_be_gone(record.uid, record.at_ns)
         if record.state == "NOT_FOUND" and not gone:
             self.broken(f"message {record.uid} was acknowledged as {record.id:#x}; not found")
 
     def _on_keys_used(self, record: KeysUsed) -> None:
         self._used[record.topic] = record
 
-    def _hour_may_be_gone(self, uid: int, at_ns: int) -> bool:
+    def _an_hour_may_be_gone(self, uid: int, at_ns: int) -> bool:
         """Whether the hour of an id that the message has, had before a move, or may have after one, may be removed."""
-        wall_ms = self.wall_ms(at_ns)
         message = self._messages[uid]
         ids = [id_ for id_, named in self._names.items() if named == uid]
         ids += self._moves.get((message.topic, message.key), ())
-        return any(hour_may_be_gone(id_, wall_ms, self.run.hours_kept) for id_ in ids)
+        return any(self.hour_may_be_gone(id_, at_ns) for id_ in ids)
 
     def _sent(self, record: ScheduleSent) -> None:
         name = (record.producer, record.sequence)
@@ -269,7 +268,7 @@ class KeysHeld(Checker):
                     settled_ns = max(message.settled_ns[group] for group in used.groups)
                     events.append(Event(settled_ns, What.SETTLED, uid=uid))
             for seen in message.seen:
-                gone = self._hour_may_be_gone(uid, seen.at_ns)
+                gone = self._an_hour_may_be_gone(uid, seen.at_ns)
                 look = Operation(Kind.LOOK, seen.state, uid=uid, hour_gone=gone)
                 events += _while(look, seen.asked_ns, seen.at_ns)
         return sorted(events, key=lambda event: (event.at_ns, event.what is not What.BEGINS))
@@ -312,7 +311,7 @@ class KeysHeld(Checker):
                 return
         kind = Kind.CANCEL if first.what == "cancel" else Kind.MOVE
         if answer is not None:
-            gone = first.uid > 0 and self._hour_may_be_gone(first.uid, answer.at_ns)
+            gone = first.uid > 0 and self._an_hour_may_be_gone(first.uid, answer.at_ns)
             due_ms = answer.due_ms or first.due_ms
             operation = Operation(kind, answer.outcome, (), first.uid, answer.id, due_ms, gone)
             yield from _while(operation, call.asked[0] if answer.remembered else call.asked[-1], answer.at_ns)

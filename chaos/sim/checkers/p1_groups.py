@@ -24,7 +24,6 @@ from tickwheel.chaos.sim.history_operators import (
     ResetAnswered,
     ResetAsked,
 )
-from tickwheel.chaos.sim.world import MS
 
 CLOCK_SLACK_MS = 100
 """The cluster's time may be behind the true one by this."""
@@ -105,7 +104,7 @@ class FiltersHold(Checker):
             for uid, due_ms in self._due_ms.items():
                 if uid in delivered or due_ms > wall_ms or self._topic_of[uid] != self._topics[group]:
                     continue
-                since_ns = (due_ms - self.ahead_ms - self.run.start_wall_ms) * MS
+                since_ns = self.true_ns(due_ms - self.ahead_ms)
                 if all(one.takes(self._tags[uid]) for one in filters if not one.over_ns or one.over_ns >= since_ns):
                     owed.append((group, uid))
         return owed

@@ -77,7 +77,7 @@ class NoLoss(Checker):
             self._due_ms[record.uid] = record.due_ms
 
     def _on_swept_seen(self, record: SweptSeen) -> None:
-        # p9_sweeps judges whether the sweep was right: here the message is cancelled or has this due time.
+        # p9_cancels judges whether the sweep was right: here the message is cancelled or has this due time.
         self._reschedule_open.pop(record.uid, None)
         self._due_ms[record.uid] = record.due_ms
         if record.state == "MESSAGE_CANCELLED":

@@ -60,7 +60,7 @@ class NeverEarly(Checker):
             allowed_ms += self.run.clock_allowance_ms + self._counted_ms.get(record.uid, 0.0)
         allowed_ns = int(allowed_ms * MS)
         earliest_ms = min(due_ms, self._maybe_due_ms.get(record.uid, due_ms))
-        early_ns = (earliest_ms - self.run.start_wall_ms) * MS - allowed_ns - record.at_ns
+        early_ns = self.true_ns(earliest_ms) - allowed_ns - record.at_ns
         if early_ns > 0:
             self.broken(
                 f"{record.node} delivers message {record.uid} {early_ns / MS:.1f} ms before its due time {due_ms}"

@@ -81,8 +81,7 @@ class Soon(Checker):
 
     def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
         for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
-            due_ns = (due_ms - self.run.start_wall_ms) * MS
-            self._awaited.setdefault(uid, (max(due_ns, record.at_ns), self._healed))
+            self._awaited.setdefault(uid, (max(self.true_ns(due_ms), record.at_ns), self._healed))
 
     def _on_schedule_sent(self, record: ScheduleSent) -> None:
         label = record.rows[0].label

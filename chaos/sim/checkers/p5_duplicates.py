@@ -76,7 +76,7 @@ class FewDuplicates(Checker):
 
     def _on_delivered(self, record: Delivered) -> None:
         if record.broadcast:
-            return  # see broadcasts.py
+            return
         self._leases.take(record)
         self._check_epoch(record)
         chain = self._chain(record)
@@ -186,7 +186,7 @@ class FewDuplicates(Checker):
             return "nack"
         # Given by one clock and ended by another.
         clock_error_ms = before.clock_error_ms + again.clock_error_ms + 2 * self.run.clock_allowance_ms
-        if (before.lease_until_ms - self.run.start_wall_ms - clock_error_ms) * MS <= again.at_ns:
+        if self.true_ns(before.lease_until_ms) - clock_error_ms * MS <= again.at_ns:
             self._judge_extension(before, again, what)
             return "lease expired"
         if before.session in self._left:
@@ -205,7 +205,7 @@ class FewDuplicates(Checker):
         if held is None or (held.attempt, held.epoch) != (before.attempt, before.epoch):
             return
         clock_error_ms = held.clock_error_ms + again.clock_error_ms + 2 * self.run.clock_allowance_ms
-        holds = (held.until_ms - self.run.start_wall_ms - clock_error_ms) * MS > again.at_ns
+        holds = self.true_ns(held.until_ms) - clock_error_ms * MS > again.at_ns
         own = (held.node, held.boot) == (again.node, again.boot)
         if holds and (own or self._leases.knows(again.node, held.node, held.term, held.at_ns)):
             self.broken(f"{what}: {held.node} extended its lease before {held.at_ns / 1e9:.6f} s, and it holds")
@@ -278,7 +278,7 @@ class HandedOver(Checker):
         if before is None or before.term >= record.term or before.attempt > record.attempt:
             return
         error_ms = before.clock_error_ms + record.clock_error_ms
-        over = (before.lease_until_ms - self.run.start_wall_ms - error_ms) * MS <= record.at_ns
+        over = self.true_ns(before.lease_until_ms) - error_ms * MS <= record.at_ns
         if not over and self._nacked.get(key, 0) < before.attempt and before.session not in self._left:
             self._again.setdefault((before.term, record.term), []).append((before, record))
             self._judge((before.term, record.term))

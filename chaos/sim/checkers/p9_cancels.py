@@ -25,17 +25,9 @@ from tickwheel.chaos.sim.history_operators import (
     SweepEnded,
     SweptSeen,
 )
-from tickwheel.chaos.sim.world import HOUR_MS
 
 DISPATCH_SLACK_MS = 42
 """A dispatch may be proposed this much earlier than a right clock would."""
-CLOCK_SLACK_MS = 1_000
-"""The cluster's time may be ahead of the true one by this."""
-
-
-def hour_may_be_gone(message_id: int, wall_ms: int, hours_kept: int) -> bool:
-    """Whether the message's hour ended so long ago that it is removed once all is settled."""
-    return message_id >> 32 < (wall_ms + CLOCK_SLACK_MS) // HOUR_MS - hours_kept
 
 
 class DefiniteCancel(Checker):
@@ -89,13 +81,10 @@ class DefiniteCancel(Checker):
             if uid in self._due_ms and uid not in self._moving and wall_ms < self._due_ms[uid] - ahead_ms:
                 self.broken(f"message {uid} is ALREADY_DISPATCHED {self._due_ms[uid] - wall_ms} ms before its due time")
             self._too_late.add(uid)
-        elif record.outcome == "NOT_FOUND" and uid in self._due_ms and not self._removed(record):
-            self.broken(f"cancel of message {uid}, which was acknowledged: NOT_FOUND")
-
-    def _removed(self, record: CancelAnswered) -> bool:
-        """Whether its hour may have been removed: the message was delivered, and the hour ended long enough ago."""
-        wall_ms = self.now_ms
-        return record.uid in self._delivered and hour_may_be_gone(record.id, wall_ms, self.run.hours_kept)
+        elif record.outcome == "NOT_FOUND" and uid in self._due_ms:
+            removed = uid in self._delivered and self.hour_may_be_gone(record.id, record.at_ns)
+            if not removed:
+                self.broken(f"cancel of message {uid}, which was acknowledged: NOT_FOUND")
 
 
 SURELY_MS = 500
@@ -285,11 +274,8 @@ class SweepsDone(Checker):
         ]
         return set().union(*others)
 
-    def _cancelling(self, uid: int) -> list[_Sweep]:
-        return [sweep for sweep in self._sweeps.values() if sweep.selected.cancel and uid in sweep.touchable]
-
-    def _moving(self, uid: int) -> list[_Sweep]:
-        return [sweep for sweep in self._sweeps.values() if not sweep.selected.cancel and uid in sweep.touchable]
+    def _meaning(self, uid: int, *, cancel: bool) -> list[_Sweep]:
+        return [sweep for sweep in self._sweeps.values() if sweep.selected.cancel == cancel and uid in sweep.touchable]
 
     def _must_have_met(self, uid: int, cancel: bool) -> str:
         """Name of a finished sweep that must have met the message, not dispatched by then; empty: none."""
@@ -323,7 +309,7 @@ class SweepsDone(Checker):
         if message.due_ms < 0:
             self._early[uid] = (id_, due_ms, name)  # its receipt will tell
             return
-        moving = self._moving(uid)
+        moving = self._meaning(uid, cancel=False)
         if id_ == message.id:
             if due_ms != message.due_ms:
                 self.broken(f"{name}, is due at {due_ms}, not at {message.due_ms}, under the same id")
@@ -343,7 +329,7 @@ class SweepsDone(Checker):
         message = self._messages[uid]
         name = f"message {uid} ({message.label.key}), looked up"
         if record.state == "MESSAGE_CANCELLED":
-            if not self._cancelling(uid):
+            if not self._meaning(uid, cancel=True):
                 self.broken(f"{name}, is cancelled, and no sweep means it")
             if uid in self._delivered and not self.run.push_first:
                 self.broken(f"{name}, is cancelled, and it was delivered")
@@ -351,11 +337,8 @@ class SweepsDone(Checker):
             self._judge_time(uid, record.id, record.due_ms, name, left_out=False)
         elif record.state == "PENDING":
             for job, sweep in self._sweeps.items():
-                if (
-                    sweep.finished
-                    and sweep.selected.cancel
-                    and uid in sweep.covered - self._met_by_others(sweep, cancels=False)
-                ):
+                met = sweep.finished and sweep.selected.cancel and uid in sweep.covered
+                if met and uid not in self._met_by_others(sweep, cancels=False):
                     self.broken(f"{name}, was left out by {job}")
             self._judge_time(uid, record.id, record.due_ms, name)
 
