@@ -48,7 +48,7 @@ def kill_installed(scene: Scene, machine: Machine, going: Going, rng: random.Ran
         scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
     going.when(CheckpointTaken, taken)
-    behind = _Behind(scene, slave, rng)
+    behind = Active(_behind(scene, slave, rng))
     yield
     behind.end()
     for one in scene.machines:
@@ -63,7 +63,7 @@ def hung_install(scene: Scene, machine: Machine, going: Going, rng: random.Rando
     slave.work_faults.hung_work = CHECKPOINT_WORK
     _ask_for_checkpoint(slave)
 
-    behind = _Behind(scene, slave, rng)
+    behind = Active(_behind(scene, slave, rng))
     yield
     behind.end()
     slave.work_faults.hung_work = ""
@@ -77,7 +77,7 @@ def broken_copy(scene: Scene, machine: Machine, going: Going, rng: random.Random
     the peer dies, or the peer's checkpoint is replaced by a later one."""
     slave = other_than_master(scene, machine)
     breaks = _Breaks(scene, slave, rng)
-    behind = _Behind(scene, slave, rng)
+    behind = Active(_behind(scene, slave, rng))
     yield
     breaks.end()
     behind.end()
@@ -216,31 +216,24 @@ class _Breaks:
             self._scene.world.after(self._rng.randrange(10 * MS, 400 * MS), struck.start)
 
 
-class _Behind:
+def _behind(scene: Scene, slave: Machine, rng: random.Random) -> Counted:
     """A slave is cut off while all others write checkpoints; what was on its way to it then is lost."""
+    links = links_of(scene, slave)
+    cut: list[Active] = [Active(block(links))]
 
-    def __init__(self, scene: Scene, slave: Machine, rng: random.Random) -> None:
-        self._scene = scene
-        self._slave = slave
-        self._links = links_of(scene, slave)
-        self._cut = Active(block(self._links))
-        self._back = False
-        cut_ns = rng.randrange(500 * MS, 1_200 * MS)
-        scene.world.after(cut_ns // 2, self._checkpoints)
-        scene.world.after(cut_ns, self._connect)
-
-    def _checkpoints(self) -> None:
-        for one in self._scene.machines:
-            if one is not self._slave:
+    def checkpoints() -> None:
+        for one in scene.machines:
+            if one is not slave:
                 _ask_for_checkpoint(one)
 
-    def _connect(self) -> None:
-        if not self._back:
-            self._back = True
-            for link in self._links:
+    def connect() -> None:
+        if cut:
+            for link in links:
                 link.reset()
-            self._cut.end()
+            cut.pop().end()
 
-    def end(self) -> None:
-        """Connect the slave and do nothing more."""
-        self._connect()
+    cut_ns = rng.randrange(500 * MS, 1_200 * MS)
+    scene.world.after(cut_ns // 2, checkpoints)
+    scene.world.after(cut_ns, connect)
+    yield
+    connect()

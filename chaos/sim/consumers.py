@@ -6,7 +6,7 @@ A `Crowd` gives their group and topics, their number, and their habits. CROWDS a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -67,17 +67,12 @@ def by_topic(batch: consumer_pb2.DeliverBatch, uids: Sequence[int]) -> list[Rows
         assert sum(counts) == len(uids), "each row is of one topic"
     else:
         topics = [(batch.topic, len(uids), batch.epoch)]
+    whole = Rows("", 0, batch.ids, batch.attempts, batch.positions, tuple(uids))
     found = []
     first = 0
     for topic, count, epoch in topics:
-        last = first + count
-        eights, fours = slice(8 * first, 8 * last), slice(4 * first, 4 * last)
-        found.append(
-            Rows(
-                topic, epoch, batch.ids[eights], batch.attempts[fours], batch.positions[eights], tuple(uids[first:last])
-            )
-        )
-        first = last
+        found.append(replace(whole.only(first, first + count), topic=topic, epoch=epoch))
+        first += count
     return found
 
 

@@ -176,7 +176,7 @@ def note_schedules(machine: Machine, index: int, command: bytes, results: object
     """Write down what a node did with recurring schedules when it applied an entry."""
     if not isinstance(results, list) or not any(isinstance(result, ScheduleResult) for result in results):
         return
-    _now_ns, number = machine.world.now_ns, 0
+    number = 0
     entry = LogEntry.FromString(command)
     for place, (part, result) in enumerate(zip(entry.commands, results, strict=True)):
         if not isinstance(result, ScheduleResult):

@@ -169,9 +169,9 @@ class NodeLoad:
             if not isinstance(machine.process, CoreProcess):
                 return f"{machine.name} does not run"
             positions[machine.name] = machine.process.position
-        for checker in getattr(self._stage, "checkers", ()):
+        for checker in self._stage.checkers:
             if open_still := checker.missing(self._world.now_ns):
-                return str(open_still)
+                return open_still
         if waiting := self._came_back():
             return f"{waiting} messages that came back and that nobody gets"
         for part in self.parts:
@@ -190,14 +190,11 @@ class NodeLoad:
             if not state.topic_fifo(subscription.topic_id)  # a retry in place has a pause
         )
 
-    def _no_loss(self) -> NoLoss:
-        checkers = getattr(self._stage, "checkers", ())
-        return next(checker for checker in checkers if isinstance(checker, NoLoss))
-
     def finish(self) -> None:
         """Look for what is not due yet on every node, and take digests of all of them."""
         known = self._producers.known
-        waiting = [uid for uid in self._no_loss().not_due(self._world.now_ns) if uid in known][:LOOKED_FOR]
+        no_loss = next(checker for checker in self._stage.checkers if isinstance(checker, NoLoss))
+        waiting = [uid for uid in no_loss.not_due(self._world.now_ns) if uid in known][:LOOKED_FOR]
         for machine in self._stage.machines:
             for uid in waiting:
                 self._wires.run(self._look(machine, uid, known[uid]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from tickwheel.chaos.sim.checkers import Checker
 from tickwheel.chaos.sim.fault import Operators, PlannedFault, Tally
 from tickwheel.chaos.sim.faults import DEFAULT_KINDS
 from tickwheel.chaos.sim.history import History
@@ -74,6 +75,7 @@ class Stage(Protocol):
 
     world: World
     history: History
+    checkers: list[Checker]
     founders: tuple[str, ...]
     """The members that the cluster was founded with."""
     config: SimulationConfig

@@ -56,7 +56,7 @@ class Sweeps(AskingClients):
             return f"the end of sweep {min(self._running)}"
         if in_doubt := self._in_doubt():
             return f"what became of {len(in_doubt)} messages that were to be swept"
-        return next(filter(None, (member.unfinished() for member in self._members)), "")
+        return super().unfinished()
 
     def _observe(self, record: Record) -> None:
         match record:
