@@ -174,9 +174,14 @@ async def _losses(kind: Kind, quick: bool, figure: str, targets: tuple[str, str]
     with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
         losses = await measure(Path(directory), kind, 1 if quick else 20, 5_000.0)
     load = kind.value
-    seen = Consumed(late_ms=losses.late_ms, ids=losses.ids, arrivals_s=losses.arrivals_s, terms=losses.terms)
+    seen = Consumed(
+        late_ms=[batch.late_ms for batch in losses.batches],
+        ids=[batch.ids for batch in losses.batches],
+        arrivals_s=[batch.at_s for batch in losses.batches],
+        terms=[batch.term for batch in losses.batches],
+    )
     marks = [(at_s, "handed over" if kind is Kind.HANDOVER else "master lost") for at_s in losses.struck_s]
-    TIMELINES.append(timeline(load, losses.late_ms, losses.arrivals_s, [*marks, *seen.elections()]))
+    TIMELINES.append(timeline(load, seen.late_ms, seen.arrivals_s, [*marks, *seen.elections()]))
     seconds = losses.values(figure) / 1_000
     steps = ("detection_ms", "election_ms", "alignment_ms", "delivery_ms")
     repeats = {"repeats": "0"} if kind is Kind.HANDOVER else {}

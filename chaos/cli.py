@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -268,4 +268,4 @@ def _report_failure(result: RunResult, config: SimulationConfig, do_shrink: bool
                 f"for {fault.length_ns / SECOND:.3f} s",
                 highlight=False,
             )
-    console.print("  replay: " + replay_command(result.seed, replace(config)), highlight=False, soft_wrap=True)
+    console.print("  replay: " + replay_command(result.seed, config), highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,16 +75,8 @@ class ChaosCluster(LocalCluster):
     def command(self, node: LocalNode) -> list[str]:
         if not self._with_knobs:
             return super().command(node)
-        module = "tickwheel.chaos.live.node_start"
-        command = [
-            sys.executable,
-            "-m",
-            module,
-            "--config",
-            str(node.config_file),
-            "--knobs",
-            str(self._knob_file(node)),
-        ]
+        command = [sys.executable, "-m", "tickwheel.chaos.live.node_start"]
+        command += ["--config", str(node.config_file), "--knobs", str(self._knob_file(node))]
         if self._switch is not None:
             command += ["--namespace", self._switch.namespaces[node.node_id].path]
         return command
@@ -173,21 +165,11 @@ class ChaosCluster(LocalCluster):
 
     async def is_stopped(self, node: LocalNode) -> bool:
         """Whether the kernel says, within a second, that its process is stopped."""
-        end = time.monotonic() + 1.0
-        while node.pid is not None and time.monotonic() < end:
-            if _state_of(node.pid) == "T":
-                return True
-            await asyncio.sleep(0.01)
-        return False
+        return await within(1.0, lambda: node.pid is not None and _state_of(node.pid) == "T")
 
     async def has_ended(self, node: LocalNode, within_s: float) -> bool:
         """Whether its process is gone, or goes in time."""
-        end = time.monotonic() + within_s
-        while node.running:
-            if time.monotonic() >= end:
-                return False
-            await asyncio.sleep(0.01)
-        return True
+        return await within(within_s, lambda: not node.running)
 
     # -- knobs
 
@@ -205,15 +187,12 @@ class ChaosCluster(LocalCluster):
 
     async def has_read(self, node: LocalNode, turn: int, within_s: float) -> bool:
         """Whether its process goes by this change of its knobs, or is gone, in time."""
-        end = time.monotonic() + within_s
-        while node.running:
+
+        def has() -> bool:
             effects = self.effects(node)
-            if effects.pid == node.pid and effects.turn >= turn:
-                return True
-            if time.monotonic() >= end:
-                return False
-            await asyncio.sleep(0.01)
-        return True
+            return not node.running or (effects.pid == node.pid and effects.turn >= turn)
+
+        return await within(within_s, has)
 
     def knobs(self, node: LocalNode) -> Knobs:
         """The knobs of a node as last turned."""
@@ -222,6 +201,14 @@ class ChaosCluster(LocalCluster):
     def effects(self, node: LocalNode) -> Effects:
         """The effects that the node has reported of its knobs."""
         return read_effects(self._knob_file(node))
+
+
+async def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether it holds, or does in time."""
+    end_s = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < end_s:  # noqa: ASYNC110  # only asking tells
+        await asyncio.sleep(0.01)
+    return held
 
 
 def _state_of(pid: int) -> str:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.chaos.live.cluster import ChaosCluster, waited_ms
+from tickwheel.chaos.live.cluster import ChaosCluster, waited_ms, within
 from tickwheel.chaos.live.network import Spoiling
 from tickwheel.chaos.live.switch import Switch
 from tickwheel.client import AsyncClient, DeliveredBatch, TickwheelError
@@ -53,7 +53,6 @@ LOST_FOR_S = 2.0
 RESUMED_S_MAX = 20.0
 CALM_S = 1.0
 DRAIN_S = 60.0
-LOOK_S = 0.02
 SYNC_MS = 50.0
 LOST_TOLD_MAX, AROUND_S = 5, 5.0
 
@@ -92,6 +91,16 @@ class Loss:
     """How much of that time the other nodes were ready to run and had no processor: then it is the machine's time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch that came to the consumer, from the master of a term."""
+
+    at_s: float
+    term: int
+    ids: NDArray[np.uint64]
+    late_ms: NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class Losses:
     """All losses of a measurement."""
@@ -110,28 +119,15 @@ class Losses:
     unasked_elections: int = 0
     """Terms beyond one for each loss."""
     seconds: float = 0.0
-    ids: list[NDArray[np.uint64]] = field(default_factory=list)
-    late_ms: list[NDArray[np.int64]] = field(default_factory=list)
-    """Of each batch, as `ids`."""
-    arrivals_s: list[float] = field(default_factory=list)
-    """Arrival time of each batch, for plots."""
-    terms: list[int] = field(default_factory=list)
-    """Of the master that sent each batch."""
+    batches: list[Batch] = field(default_factory=list)
+    """In the order of their arrival."""
     struck_s: list[float] = field(default_factory=list)
-    """Time of each loss, on the same clock."""
+    """Time of each loss, on the clock of the batches."""
 
     def values(self, name: str) -> NDArray[np.float64]:
         """One step of all losses, where it was seen."""
         found = [getattr(loss, name) for loss in self.losses]
         return np.array([value for value in found if value is not None], np.float64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    at_s: float
-    term: int
-    ids: NDArray[np.uint64]
-    late_ms: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +154,7 @@ class _Measurement:
         self.client = client
         self.kind = kind
         self.rate = rate
-        self.batches: list[_Batch] = []
+        self.batches: list[Batch] = []
         self.acknowledged: list[NDArray[np.uint64]] = []
         self.settled: list[tuple[float, NDArray[np.uint64]]] = []
         self.struck: list[_Struck] = []
@@ -198,7 +194,7 @@ class _Measurement:
         async with consumer:
             async for batch in consumer.batches():
                 now_ms = time.time_ns() // 1_000_000
-                self.batches.append(_Batch(time.monotonic(), batch.term, batch.ids, now_ms - batch.due_ms))
+                self.batches.append(Batch(time.monotonic(), batch.term, batch.ids, now_ms - batch.due_ms))
                 self.term = max(self.term, batch.term)
                 task = asyncio.ensure_future(self._settle(batch))
                 self._settling.add(task)
@@ -246,21 +242,13 @@ class _Measurement:
         waited = _waited(others)
         struck = _Struck(time.monotonic(), old.node_id, term)
         async with self._lost(old):
-            with contextlib.suppress(TimeoutError):  # the figures show it
-                async with asyncio.timeout(RESUMED_S_MAX):
-                    await self._until(lambda: self.term > term)
+            await within(RESUMED_S_MAX, lambda: self.term > term)  # if not, the figures show it
             passed_ms = (time.monotonic() - struck.at_s) * 1_000 * max(1, len(others))
             self.struck.append(replace(struck, starved_share=min(1.0, (_waited(others) - waited) / passed_ms)))
             left_s = struck.at_s + LOST_FOR_S - time.monotonic()
             await asyncio.sleep(max(0.0, left_s) if self.kind is not Kind.HANDOVER else 0.0)
         await self.cluster.wait_ready()
         await asyncio.sleep(CALM_S)
-
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while True:
-            if holds():
-                return
-            await asyncio.sleep(LOOK_S)
 
     @contextlib.asynccontextmanager
     async def _lost(self, node: LocalNode) -> AsyncIterator[None]:
@@ -308,12 +296,9 @@ class _Measurement:
         first[places] = True
         result.acknowledged, result.delivered = len(acknowledged), len(ids)
         result.lost = len(np.setdiff1d(acknowledged, ids))
-        result.ids = [batch.ids for batch in self.batches]
-        result.late_ms = [batch.late_ms for batch in self.batches]
-        result.arrivals_s = [batch.at_s for batch in self.batches]
-        result.terms = [batch.term for batch in self.batches]
+        result.batches = self.batches
         result.struck_s = [struck.at_s for struck in self.struck]
-        result.early = int(sum((late < 0).sum() for late in result.late_ms))
+        result.early = int(sum((batch.late_ms < 0).sum() for batch in self.batches))
         first_s = dict(zip(ids[places].tolist(), at_s[places].tolist(), strict=True))
         again = np.flatnonzero(~first)
         settled_s = self._settled_s(ids[again])
@@ -323,7 +308,7 @@ class _Measurement:
             sources[self._source(float(at_s[row]), first_s[message_id], settled_s.get(message_id))] += 1
         result.duplicates = dict(sources)
         said = self.said()
-        arrivals = np.array(result.arrivals_s)
+        arrivals = np.array([batch.at_s for batch in self.batches])
         again_terms = Counter(terms[again].tolist())
         result.losses = [self._loss(struck, said, arrivals, again_terms) for struck in self.struck]
         seen = {item.term for item in said if item.what == "MASTER" and item.term > self.struck[0].term}
