@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import json
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.node.cli.commands import Run, running
 from tickwheel.node.cli import contexts
 from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.contexts import ContextError, access_for
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -24,13 +22,7 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in (contexts.VARIABLE, *contexts.ADDRESS_VARIABLES, *contexts.TLS_VARIABLES.values(), "TICKWHEEL_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-
-    def go(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = cli.run(list(arguments))
-        return code, *capfd.readouterr()
-
-    return go
+    return running(capfd)
 
 
 def holds(run: Run, *arguments: str) -> dict[str, Any]:

@@ -16,8 +16,6 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,56 +24,14 @@ import google_crc32c
 import pytest
 from rich.console import Console
 
+from tests.node.cli.commands import Run
 from tickwheel.client import AsyncClient, Client, HeldFile, Receipt, RequestRefused, ServerInfo
 from tickwheel.client.errors import Fault
 from tickwheel.client.nodes import node_status_of, server_info_of
 from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.status import Seen, each_once, status_table
-from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2
 from tickwheel.storage.disk import LOCK_NAME
-
-Run = Callable[..., "Result"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One real node."""
-    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
-    with asyncio.Runner() as runner:
-        try:
-            runner.run(cluster.start())
-            yield cluster.addresses[0]
-        finally:
-            runner.run(cluster.stop())
-
-
-@pytest.fixture
-def run(address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command against the node."""
-    monkeypatch.setenv("TICKWHEEL_ADDRESS", address)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def go(*arguments: str) -> Result:
-        capfd.readouterr()
-        code = cli.run(list(arguments))
-        captured = capfd.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return go
 
 
 def test_version_and_help(run: Run) -> None:

@@ -2,74 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
+from tests.node.cli.commands import Run, one_node
 from tickwheel.client import Client
 from tickwheel.node.cli import charts as cli_charts
-from tickwheel.node.cli import program as cli
-from tickwheel.node.local_cluster import LocalCluster
-
-Run = Callable[..., "Result"]
 
 TOMORROW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(days=1)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One real node with some messages of tomorrow."""
-    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
-    with asyncio.Runner() as runner:
-        try:
-            runner.run(cluster.start())
-            begin_ms = round(TOMORROW.timestamp() * 1_000)
-            with Client(cluster.addresses[0]) as client:
-                for number in range(12):
-                    client.schedule(
-                        "seen",
-                        b"x",
-                        due_ms=begin_ms + number * 700_000,
-                        key=f"[order]-{number % 3}",
-                        tags=["even" if number % 2 == 0 else "odd"],
-                    )
-                client.schedule("other", b"x", due_ms=begin_ms, key="[order]-0")
-            yield cluster.addresses[0]
-        finally:
-            runner.run(cluster.stop())
-
-
-@pytest.fixture
-def run(address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command against the node."""
-    monkeypatch.setenv("TICKWHEEL_ADDRESS", address)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def go(*arguments: str) -> Result:
-        capfd.readouterr()
-        code = cli.run(list(arguments))
-        captured = capfd.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return go
+    with one_node(tmp_path_factory.mktemp("cluster")) as address:
+        begin_ms = round(TOMORROW.timestamp() * 1_000)
+        with Client(address) as client:
+            for number in range(12):
+                client.schedule(
+                    "seen",
+                    b"x",
+                    due_ms=begin_ms + number * 700_000,
+                    key=f"[order]-{number % 3}",
+                    tags=["even" if number % 2 == 0 else "odd"],
+                )
+            client.schedule("other", b"x", due_ms=begin_ms, key="[order]-0")
+        yield address
 
 
 def test_a_row_is_a_line_for_who_reads_a_pipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

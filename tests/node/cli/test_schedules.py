@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from rich.console import Console
 
+from tests.node.cli.commands import Run, running
 from tickwheel.node.cli import output
 from tickwheel.node.cli import program as cli
 from tickwheel.node.cli import schedules as schedules_cli
-from tickwheel.node.local_cluster import LocalCluster
-
-Run = Callable[..., "Result"]
 
 WORKING_DAYS = ("--cron", "0 9 * * MON-FRI", "--zone", "Europe/Berlin")
 SOME_DAY_MS = 1_795_000_000_000
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One real node."""
-    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
-    with asyncio.Runner() as runner:
-        try:
-            runner.run(cluster.start())
-            yield cluster.addresses[0]
-        finally:
-            runner.run(cluster.stop())
 
 
 @pytest.fixture
@@ -53,14 +22,7 @@ def run(address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     """Runs `tickwheel schedules` against the node."""
     monkeypatch.setenv("TICKWHEEL_ADDRESSES", address)
     monkeypatch.setenv("COLUMNS", "80")
-
-    def go(*arguments: str) -> Result:
-        capfd.readouterr()
-        code = cli.run(["schedules", *arguments])
-        captured = capfd.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return go
+    return running(capfd, "schedules")
 
 
 def test_put_says_what_it_did_and_what_comes(run: Run) -> None:
