@@ -34,6 +34,7 @@ from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.rolled import Rolled
 from tickwheel.chaos.sim.shape import Shape
+from tickwheel.chaos.sim.tight import tightened
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
@@ -468,7 +469,7 @@ def pushes_first(seed: int) -> bool:
 
 def small_config(seed: int, shape: Shape) -> CoreConfig:
     """Small files and frequent checkpoints, so that a short run meets all of it."""
-    return replace(
+    config = replace(
         CoreConfig(),
         delivery_order=DeliveryOrder.PUSH_FIRST if pushes_first(seed) else DeliveryOrder.COMMIT_FIRST,
         sync_period_ms=shape.sync_period_ms,
@@ -483,3 +484,4 @@ def small_config(seed: int, shape: Shape) -> CoreConfig:
         checkpoint_period_ms=shape.checkpoint_ms,
         sweep_step_messages=5,
     )
+    return tightened(config) if shape.tight else config

@@ -50,7 +50,7 @@ FEW_CLIENTS = tuple(
     for name in (
         *("lines", "pauses", "sweeps", "writes", "loads", "parcels"),
         *("stewards", "twins", "cold", "clerks", "schedules", "keys"),
-        *("turn", "splits", "resets", "past_moves"),
+        *("turn", "splits", "resets", "past_moves", "tight"),
     )
 )
 """A directed run has no more clients, and no more of their habits, than it needs, so that it stays what it is when some

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tickwheel.chaos.sim import cold, couriers, lines, listeners, loads, parcels, sweeps, timetables, writes
+from tickwheel.chaos.sim import cold, couriers, lines, listeners, loads, parcels, sweeps, tight, timetables, writes
 from tickwheel.chaos.sim.accounts import Accounts, asked
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
@@ -142,7 +142,7 @@ class NodeLoad:
         )
         patches = Patches()
         patches.put(unique_keys, "SHARDS", KEY_SHARDS)
-        for module, name, bound in bounds if turn else ():
+        for module, name, bound in (*(bounds if turn else ()), *(tight.BOUNDS if shape.tight else ())):
             patches.put(module, name, bound)
         try:
             yield

@@ -132,6 +132,8 @@ class Shape:
     is reset, too."""
     past_moves: int = _drawn(0, 0, 0, 1)
     """Whether some moves are to a time that is long over (changes.py)."""
+    tight: int = _drawn(0, 0, 0, 1)
+    """Whether limits that no run reaches are small (tight.py)."""
     in_flight_max: int = _drawn(*(0,) * 8, 30, 100)
     """`group_in_flight_max` of the cluster from its founding on; 0: none."""
     extra_stay: int = _drawn(1, long=(0,))

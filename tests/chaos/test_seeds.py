@@ -119,6 +119,14 @@ def test_groups_are_reset_while_their_consumers_nack() -> None:
     assert commands["admin reset_group"] > 10
 
 
+def test_in_small_pieces() -> None:
+    """Limits that no run reaches are small: what is copied, read, swept or proposed goes in pieces, with faults between
+    two of them."""
+    shape = (("parcels", 1), ("lines", 1), ("resets", 1), ("tight", 1), ("loads", 0), ("writes", 0), ("keys", 0))
+    run = verdict(0, SimulationConfig(level=Level.NODE, seconds=4, shape=shape))
+    assert run.commands["settle SETTLE_RETRY"][0] > 10
+
+
 def test_what_clerks_do() -> None:
     """Limits refuse what others send until they are lifted, users come and go, and a group is made again and again."""
     off = (*((name, 0) for name, _ in WITH_ALL), ("parcels", 0), ("keys", 0), ("schedules", 0), ("couriers", 0))
