@@ -351,7 +351,7 @@ def audit(
             raise failed(f"{events}: it is not empty; name a new folder for each audit")
         if not export_events(named, events):
             raise failed(NOTHING_NOTED.format(events))
-    with spark.session() as session:
+    with refusing(where=str(events)), spark.session() as session:
         config = judging.AuditConfig(until_ms or int(time.time() * 1_000) - 10_000, early_ms)
         found = judging.audit(session.read.parquet(str(events)), config)
         if not found.scheduled and not found.delivered:

@@ -106,7 +106,7 @@ def promote(
             return await Promoter(session, client, folder).run(until_ms, horizon_days)
 
     cluster.reach(cluster.timeout_s)
-    with spark.session() as session:
+    with refusing(where=folder), spark.session() as session:
         done = _run(go(session))
     print(f"{done.messages:,} messages of {done.parts} parts loaded, {done.moved:,} of them at the times that they "
           f"were moved to; {done.seconds:.1f} s")  # fmt: skip

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from tests.node.core.schedule.test_pending import ask, core_of, schedule
 from tests.node.core.trio import World
+from tickwheel.client.errors import RequestRefused
 from tickwheel.client.pulling import handle_of
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import answer_of
@@ -329,3 +330,11 @@ def test_a_loaded_message_that_never_came_is_lost(spark: SparkSession, tmp_path:
     assert (found.scheduled, found.delivered) == (300, 297)
     lost = {(row.id, row.topic, row.due_ms, row.group) for row in found.lost.collect()}
     assert lost == {(first + n, "tu"[n % 2], due[n], "g") for n in missing}
+
+
+def test_what_spark_cannot_read_as_events_is_told_by_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    """Without its traceback, and without Java's."""
+    spark.range(3).write.parquet(str(tmp_path / "events"))
+    done = CliRunner().invoke(app, ["audit", "--events", str(tmp_path / "events"), "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, RequestRefused)
+    assert str(done.exception).startswith(f"{tmp_path / 'events'}: ") and "\n" not in str(done.exception)
