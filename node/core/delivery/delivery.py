@@ -57,8 +57,8 @@ from tickwheel.proto.peer_pb2 import LeaseRange
 from tickwheel.wheel.units import CursorKey, Units
 
 LEASES_WRITTEN_MAX = 20_000
-"""Leases that a master notes for its file, shared evenly by the groups. Each takes about a microsecond of the core's
-thread every second."""
+"""Leases that a master notes for its file, shared evenly by the groups. Each takes half a microsecond of the core's
+thread every second, and three of a worker's."""
 SLICE_TOPICS_MAX = 64
 """Topics of one group that a tick serves, and topics of all groups from which on it serves no further group. To claim
 and hand out messages of one takes up to a tenth of a millisecond, and heartbeats and votes should wait no longer than
