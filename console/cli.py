@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import ssl
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ import typer
 from tickwheel.client import AsyncClient
 from tickwheel.client.errors import refused
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
-from tickwheel.node.cli.output import out, tls_files
+from tickwheel.node.cli.output import log_to_stderr, out, tls_files
 from tickwheel.node.config.fields import parse_address
 
 BIND_DEFAULT = "127.0.0.1:7780"
@@ -148,6 +149,7 @@ def console(
     def open_client(token: str) -> AsyncClient:
         return AsyncClient(address, tls=tls, timeout_s=TIMEOUT_S, name="console", token=token)
 
+    log_to_stderr(logging.WARNING)
     asyncio.run(open_client("").close())  # wrong addresses or files are told before a browser asks
     told = Serving(
         host,

@@ -119,7 +119,7 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
             application(sessions, config, serving.reports),
             http=CertifiedHttp,
             ws="none",
-            log_level="warning",
+            log_config=None,
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,

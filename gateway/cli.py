@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
-from tickwheel.node.cli.output import fail, open_client
+from tickwheel.node.cli.output import fail, log_to_stderr, open_client
 
 app = typer.Typer(help="HTTP in and out: a REST API, and deliveries posted to HTTP targets. See docs/HTTP.md.")
 
@@ -44,7 +43,7 @@ def gateway(
             + (", the console beside it" if read.console else "")
         )
         return
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(logging.INFO)
 
     async def go() -> None:
         await Gateway(read, lambda token: open_client(addresses, token=token)).run()

@@ -16,7 +16,7 @@ import typer
 from tickwheel.node.cli.contexts import ADDRESSES_FALLBACK
 from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import Asked, Commands
-from tickwheel.node.cli.output import err, fail, out, print_json, print_table, table
+from tickwheel.node.cli.output import err, fail, one_line, out, print_json, print_table, table
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, on_end, run_to_end
 from tickwheel.node.made_files import LocalClusterError, MadeFiles
 
@@ -168,7 +168,7 @@ async def _follow(node: LocalNode, stop: asyncio.Event, quiet: bool) -> bool:
             whole = new.rfind(b"\n") + 1
             place += whole
             for line in new[:whole].decode(errors="replace").splitlines():
-                err.print(f"{node.node_id}  {_sentence(line)}", soft_wrap=True)
+                err.print(f"{node.node_id}  {one_line(_sentence(line))}", soft_wrap=True)
         try:
             await asyncio.wait_for(stop.wait(), FOLLOW_PERIOD_S)
         except TimeoutError:

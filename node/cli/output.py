@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from textwrap import indent
 from typing import Any, BinaryIO, Literal, TextIO, TypeVar, get_args, get_type_hints
 
 import typer
@@ -58,6 +60,27 @@ def _visible(text: str) -> str:
 def one_line(text: str) -> str:
     """Text of others, for a line or cell of its own: its line ends are shown as codes, too. It could forge lines."""
     return _visible(text).replace("\n", "\\n")
+
+
+class PeopleFormatter(logging.Formatter):
+    """Of a log for people: each record is one line, a traceback is indented below it. What others wrote into them can
+    neither drive a terminal nor forge a record."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return indent(_visible(super().formatException(ei)), "  ", lambda line: True)
+
+
+def log_to_stderr(level: int) -> None:
+    """Have this process log to standard error, for people."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PeopleFormatter())
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 # Without markup: errors, paths and what users name may have brackets. A program that reads a pipe gets whole lines.

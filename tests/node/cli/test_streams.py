@@ -63,6 +63,34 @@ def test_no_output_drives_a_terminal_whose_encoding_has_all_characters(tmp_path:
     assert json.loads(lines[4]) == {"key": "\x1b\x7f\x85\x9b2J\u2028\u202e\\"}
 
 
+LOG = r"""
+import logging
+from tickwheel.node.cli.output import log_to_stderr
+
+log_to_stderr(logging.WARNING)
+log = logging.getLogger("tickwheel.gateway")
+log.info("not wanted")
+log.warning("answered 500: %s", "a\x1b[2J\u202eb\n2026-11-26 forged")
+try:
+    raise ValueError("one\x9b\nforged")
+except ValueError:
+    log.exception("failed")
+"""
+
+
+def test_others_write_no_record_of_a_log() -> None:
+    """The answer of a target and the text of an exception neither drive a terminal nor begin a line of the log."""
+    done = subprocess.run([sys.executable, "-c", LOG], capture_output=True, check=True, timeout=60, encoding="utf-8")
+    lines = done.stderr.splitlines()
+    assert all(line.isprintable() for line in lines), lines
+    records = [line.split(" ", 2)[2] for line in lines if not line.startswith("  ")]
+    assert records == [
+        r"WARNING tickwheel.gateway: answered 500: a\x1b[2J\u202eb\n2026-11-26 forged",
+        "ERROR tickwheel.gateway: failed",
+    ]
+    assert lines[-2:] == [r"  ValueError: one\x9b", "  forged"]
+
+
 def test_closed_streams_are_the_null_device(tmp_path: Path) -> None:
     """Nothing fails, and no file of ours gets the number of one."""
     assert run("<&- >&- 2>&-", tmp_path, COLUMNS="9" * 5_000) == ""
