@@ -141,10 +141,10 @@ class NodeLoad:
             (window, "SMALL_BLOCKS_MAX", SMALL_BLOCKS),
         )
         patches = Patches()
-        patches.put(unique_keys, "SHARDS", KEY_SHARDS)
-        for module, name, bound in (*(bounds if turn else ()), *(tight.BOUNDS if shape.tight else ())):
-            patches.put(module, name, bound)
         try:
+            patches.put(unique_keys, "SHARDS", KEY_SHARDS)
+            for module, name, bound in (*(bounds if turn else ()), *(tight.BOUNDS if shape.tight else ())):
+                patches.put(module, name, bound)
             yield
         finally:
             patches.undo()

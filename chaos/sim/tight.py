@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.delivery import channel, dead, fetching, fifo, handing, leases, retries
+from tickwheel.node.core.delivery import channel, dead, fetching, fifo, handing, heard_leases, lease_feed, retries
 from tickwheel.node.core.schedule import deleting, planner, publisher, sweeper
 from tickwheel.node.state import burial, cold, key_holders, machine, subscription, sweeps
 from tickwheel.node.state.retrying import Budget
@@ -31,9 +31,9 @@ BOUNDS: tuple[tuple[Any, str, Any], ...] = (
     (channel, "RECENT_UNITS_MAX", 8),
     (fetching, "READ_MESSAGES_MAX", 4),
     (handing, "BATCH_TOPICS_MAX", 2),
-    (leases, "JOIN_MESSAGES_MIN", 2),
-    (leases, "ENDS_MAX", 2),
-    (leases, "PIECES_UNANSWERED_MAX", 1),
+    (heard_leases, "JOIN_MESSAGES_MIN", 2),
+    (heard_leases, "ENDS_MAX", 2),
+    (lease_feed, "PIECES_UNANSWERED_MAX", 1),
     (publisher, "REFUSALS_MAX", 2),
     (sweeper, "STEP_HOURS_MAX", 2),
     (sweeper, "STEP_BYTES_MAX", 300),
