@@ -109,8 +109,65 @@ class Peer:
         self.send(PeerFrame(vote=Vote(granted=True)), term)
 
 
-class Lone:
-    """The log under test; a LogListener whose applied state is the list of commands."""
+class Listener:
+    """A LogListener that remembers what one log said since its last start."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[int, int, bytes]] = []
+        self.roles: list[LogStatus] = []
+        self.problems: list[str] = []
+        self.ready = True
+        self.room = True
+
+    def apply(self, index: int, term: int, command: bytes) -> object:
+        self.applied.append((index, term, command))
+        return b"result of " + command
+
+    def problem_of(self, entry: bytes, start: int) -> str:
+        return ""
+
+    def role_changed(self, status: LogStatus) -> None:
+        self.roles.append(status)
+
+    def sync_out(self, peer_id: str) -> PeerFrame | None:
+        return None
+
+    def sync_unsent(self, peer_id: str) -> None:
+        """Nothing is told again."""
+
+    def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
+        return None
+
+    def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
+        """Nothing waits for it."""
+
+    def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
+        """Nothing is sent beside the log."""
+        return None
+
+    def may_vote(self) -> bool:
+        """See LogListener."""
+        return True
+
+    def may_apply(self) -> bool:
+        """See LogListener."""
+        return self.room
+
+    def handover_ready(self, peer_id: str) -> bool:
+        return self.ready
+
+    def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
+        """No checkpoint is taken."""
+
+    def damaged(self, error: DiskError) -> None:
+        self.problems.append(str(error))
+
+    def fatal(self, reason: str) -> None:
+        self.problems.append(reason)
+
+
+class Lone(Listener):
+    """The log under test; its listener, whose applied state is the list of commands."""
 
     def __init__(
         self,
@@ -121,6 +178,7 @@ class Lone:
         config: RaftConfig | None = None,
         disk: SimulatedDisk | None = None,
     ) -> None:
+        super().__init__()
         self.name = "a"
         self.guards = guards or Guards()
         self.config = config or RaftConfig()
@@ -131,13 +189,9 @@ class Lone:
         self._members = (self.name, *others) if members is None else tuple(members)
         self.sent: list[tuple[str, PeerFrame]] = []
         self._connections: dict[str, int] = {}
-        self.applied: list[tuple[int, int, bytes]] = []
-        self.roles: list[LogStatus] = []
-        self.problems: list[str] = []
         self.apply_takes_ns = 0
         self.apply_raises: Exception | None = None
         self.syncs = 0
-        self.room = True
         self.unreadable: dict[bytes, str] = {}
         """Commands that this node could not apply, and why."""
         self.peers = {name: Peer(self, name, 100 + number) for number, name in enumerate(others)}
@@ -211,49 +265,16 @@ class Lone:
         """See LogListener."""
         return self.unreadable.get(entry[start:], "")
 
-    def role_changed(self, status: LogStatus) -> None:
-        self.roles.append(status)
-
     def sync_out(self, peer_id: str) -> PeerFrame | None:
         self.syncs += 1
         frame = PeerFrame()
         frame.sync.number = self.syncs
         return frame
 
-    def sync_unsent(self, peer_id: str) -> None:
-        """Nothing is told again."""
-
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         answer = PeerFrame()
         answer.sync_reply.number = frame.sync.number
         return answer
-
-    def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
-        """Nothing waits for it."""
-
-    def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """Nothing is sent beside the log."""
-        return None
-
-    def may_vote(self) -> bool:
-        """See LogListener."""
-        return True
-
-    def may_apply(self) -> bool:
-        """See LogListener."""
-        return self.room
-
-    def handover_ready(self, peer_id: str) -> bool:
-        return True
-
-    def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
-        """No scenario needs one."""
-
-    def damaged(self, error: DiskError) -> None:
-        self.problems.append(str(error))
-
-    def fatal(self, reason: str) -> None:
-        self.problems.append(reason)
 
     # -- driving
 

@@ -8,76 +8,18 @@ from random import Random
 
 import pytest
 
-from tests.replication.lone import MS, STEP_MS, HandClock, HandExecutor
+from tests.replication.lone import MS, STEP_MS, HandClock, HandExecutor, Listener
 from tests.replication.memory_log import MemoryCluster, MemoryLog
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.journal import Journal
-from tickwheel.replication.log import LogStatus, Member, ProposalOutcome, ProposalResult, ReplicatedLog, Role
+from tickwheel.replication.log import Member, ProposalOutcome, ProposalResult, ReplicatedLog, Role
 from tickwheel.replication.raft import RaftLog
-from tickwheel.storage.disk import DiskError
 from tickwheel.storage.simulated import SimulatedDisk
 
 NAMES = ("a", "b", "c")
 MEMBERS = [Member(name, f"{name}:1", f"{name}:2") for name in NAMES]
 PROPOSALS_MAX = 8
-
-
-class Listener:
-    """Remembers what one log said since its last start."""
-
-    def __init__(self) -> None:
-        self.applied: list[tuple[int, int, bytes]] = []
-        self.roles: list[LogStatus] = []
-        self.problems: list[str] = []
-        self.ready = True
-        self.room = True
-
-    def apply(self, index: int, term: int, command: bytes) -> object:
-        self.applied.append((index, term, command))
-        return b"result of " + command
-
-    def problem_of(self, entry: bytes, start: int) -> str:
-        return ""
-
-    def role_changed(self, status: LogStatus) -> None:
-        self.roles.append(status)
-
-    def sync_out(self, peer_id: str) -> PeerFrame | None:
-        return None
-
-    def sync_unsent(self, peer_id: str) -> None:
-        """It has no syncs."""
-
-    def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        return None
-
-    def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
-        """Nothing waits for it."""
-
-    def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """Nothing is sent beside the log."""
-        return None
-
-    def may_vote(self) -> bool:
-        """See LogListener."""
-        return True
-
-    def may_apply(self) -> bool:
-        """See LogListener."""
-        return self.room
-
-    def handover_ready(self, peer_id: str) -> bool:
-        return self.ready
-
-    def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
-        """No checkpoint is taken."""
-
-    def damaged(self, error: DiskError) -> None:
-        self.problems.append(str(error))
-
-    def fatal(self, reason: str) -> None:
-        self.problems.append(reason)
 
 
 class Cluster(ABC):
