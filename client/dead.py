@@ -7,15 +7,13 @@ returned counts then leave out the first try.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
-from google.protobuf.message import Message
-
 from tickwheel.client.answers import reader
-from tickwheel.client.calls import ServiceCalls
+from tickwheel.client.calls import Method, ServiceCalls
 from tickwheel.client.errors import RequestRefused
 from tickwheel.client.moments import moment_of
 from tickwheel.client.payloads import Carrier
@@ -24,7 +22,7 @@ from tickwheel.client.states import DeadCause
 from tickwheel.proto import dead_pb2
 from tickwheel.proto.dead_pb2_grpc import DeadLettersStub
 
-T = TypeVar("T")
+C = TypeVar("C", dead_pb2.ReplayDeadRequest, dead_pb2.PurgeDeadRequest)
 
 PAGE = 500
 TRY_TIMEOUT_S = 10.0
@@ -136,16 +134,10 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
 
     async def replay(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
         """Deliver these letters to their group again, with attempts from 1; None: all that exist now."""
-        if numbers is not None and not numbers:
-            return Changed()
         request = request_of(dead_pb2.ReplayDeadRequest, group=group, numbers=numbers or ())
-        if numbers is None:
-            asking = request_of(dead_pb2.ReplayDeadRequest, group=group, ask=True)
-            below = await self._below(asking, self._ask(lambda stub: stub.ReplayDead, asking))
-            if below == 0:
-                return Changed()
-            request.below = below or 0
         total = Changed()
+        if not await self._has_letters(request, numbers, lambda stub: stub.ReplayDead):
+            return total
         while True:
             answer = await self._ask(lambda stub: stub.ReplayDead, request, try_timeout_s=TRY_TIMEOUT_S)
             total = Changed(total.changed + answer.changed, total.missing + answer.missing, total.kept + answer.kept)
@@ -155,25 +147,23 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
 
     async def purge(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
         """Delete these letters; None: all that exist now."""
-        if numbers is not None and not numbers:
-            return Changed()
         request = request_of(dead_pb2.PurgeDeadRequest, group=group, numbers=numbers or ())
-        if numbers is None:
-            asking = request_of(dead_pb2.PurgeDeadRequest, group=group, ask=True)
-            below = await self._below(asking, self._ask(lambda stub: stub.PurgeDead, asking))
-            if below == 0:
-                return Changed()
-            if below is not None:
-                request.below = below
+        if not await self._has_letters(request, numbers, lambda stub: stub.PurgeDead):
+            return Changed()
         answer = await self._ask(lambda stub: stub.PurgeDead, request, try_timeout_s=TRY_TIMEOUT_S)
         return Changed(answer.changed, answer.missing, answer.kept)
 
-    async def _below(self, asking: Message, asked: Awaitable[dead_pb2.ChangeDeadResponse]) -> int | None:
-        """Above the numbers of all letters that exist now. None: a node of the version before refuses the question, as
-        a field that it does not know and has no name for."""
+    async def _has_letters(
+        self, request: C, numbers: Sequence[int] | None, method: Method[DeadLettersStub, C, dead_pb2.ChangeDeadResponse]
+    ) -> bool:
+        """Whether there are letters for it to change. One without numbers is bounded to those that exist now."""
+        if numbers is not None:
+            return bool(numbers)
+        asking = type(request)(group=request.group, ask=True)
         try:
-            return (await asked).below
+            request.below = (await self._ask(method, asking)).below
         except RequestRefused as error:
             if error.field != str(asking.DESCRIPTOR.fields_by_name["ask"].number):
                 raise
-            return None
+            return True  # a node of the version before does not know the question, and has no name for its field
+        return request.below > 0
