@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-import grpc
 from starlette.requests import Request
 
+from tickwheel.client.calls import ask
 from tickwheel.client.errors import refused
 from tickwheel.client.ids import parse_id
 from tickwheel.console import shown
@@ -129,11 +129,7 @@ async def count(view: View, request: Request) -> Json:
     wanted = scheduler_pb2.CountPendingRequest(
         **conditions_of(asked), bucket_ms=bucket_ms, partial=True, page_token=asked.text("next", "")
     )
-
-    async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CountPendingResponse:
-        return await view.client.cluster.stub(SchedulerStub, channel).CountPending(wanted, timeout=try_s)
-
-    answer = await view.client.cluster.call(invoke, view.client.timeout_s, reads=True)
+    answer = await ask(view.client, SchedulerStub, lambda stub: stub.CountPending, wanted)
     steps: Counter[int] = Counter()
     for bucket in answer.buckets:
         steps[bucket.start_ms // step_ms * step_ms] += bucket.count
@@ -146,11 +142,7 @@ async def pending(view: View, request: Request) -> Json:
     wanted = scheduler_pb2.ListPendingRequest(
         **conditions_of(asked), page_size=PAGE, page_token=asked.text("next", ""), meta=True
     )
-
-    async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListPendingResponse:
-        return await view.client.cluster.stub(SchedulerStub, channel).ListPending(wanted, timeout=try_s)
-
-    answer = await view.client.cluster.call(invoke, view.client.timeout_s, reads=True)
+    answer = await ask(view.client, SchedulerStub, lambda stub: stub.ListPending, wanted)
     return {"items": [shown.pending(found) for found in answer.messages], "next": answer.next_page_token}
 
 
@@ -192,22 +184,14 @@ async def schedules(view: View, request: Request) -> Json:
     wanted = schedules_pb2.ListSchedulesRequest(
         prefix=asked.text("prefix", ""), page_size=PAGE, page_token=asked.text("next", "")
     )
-
-    async def invoke(channel: grpc.aio.Channel, try_s: float) -> schedules_pb2.ListSchedulesResponse:
-        return await view.client.cluster.stub(SchedulesStub, channel).List(wanted, timeout=try_s)
-
-    answer = await view.client.cluster.call(invoke, view.client.timeout_s, reads=True)
+    answer = await ask(view.client, SchedulesStub, lambda stub: stub.List, wanted)
     return {"items": [shown.schedule_row(found) for found in answer.schedules], "next": answer.next_page_token}
 
 
 async def schedule(view: View, request: Request) -> Json:
     """One recurring schedule with its last and its next runs."""
     wanted = schedules_pb2.GetScheduleRequest(name=query(request, "name").text("name"))
-
-    async def invoke(channel: grpc.aio.Channel, try_s: float) -> schedules_pb2.GetScheduleResponse:
-        return await view.client.cluster.stub(SchedulesStub, channel).Get(wanted, timeout=try_s)
-
-    return shown.schedule(await view.client.cluster.call(invoke, view.client.timeout_s, reads=True))
+    return shown.schedule(await ask(view.client, SchedulesStub, lambda stub: stub.Get, wanted))
 
 
 async def settings(view: View, request: Request) -> Json:

@@ -15,14 +15,13 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import grpc
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 
 from tickwheel.client import AsyncClient, NotFound, PermissionRefused, RequestRefused, TickwheelError
+from tickwheel.client.calls import ask
 from tickwheel.client.cluster import TRY_TIMEOUT_S
 from tickwheel.client.errors import refused
 from tickwheel.client.moments import moment_of
-from tickwheel.client.requests import is_read
 from tickwheel.client.schedules import TRY_TIMEOUT_S as BACKFILL_TRY_S
 from tickwheel.client.schedules import run_of, schedule_of
 from tickwheel.gateway.api import ERRORS, NO_QUERY, WELL_FORMED, Caller, JsonRoute
@@ -325,12 +324,8 @@ async def _ask(
     try_s: float = TRY_TIMEOUT_S,
 ) -> A:
     """The cluster's answer. Raises TickwheelError, which names the caller's fields."""
-
-    async def invoke(channel: grpc.aio.Channel, left_s: float) -> A:
-        return await method(client.cluster.stub(SchedulesStub, channel))(request, timeout=left_s)
-
     try:
-        return await client.cluster.call(invoke, client.timeout_s, try_timeout_s=try_s, reads=is_read(request))
+        return await ask(client, SchedulesStub, method, request, try_s)
     except TickwheelError as error:
         raise in_the_callers_words(error, given) from None
 
