@@ -124,6 +124,6 @@ class Clerks(Stewards):
         for _ in range(rng.randint(1, 3)):
             self._fill(TOPIC)
             self._world.after(rng.randrange(LIVES_NS_MOST), self._pull, TOPIC, GROUP, rng.choice(OUTCOMES))
-        request = DeleteGroupRequest(name=GROUP, discard=True)
+        request = DeleteGroupRequest(name=GROUP, discard=rng.random() < 0.7)
         call = served(lambda core: core.parts.deleter.group(request))
         self._later(rng.randrange(LIVES_NS_MOST), self._delete, "group", GROUP, call)

@@ -131,6 +131,8 @@ class Crowd:
     """Share of the batches that are nacked."""
     deaths: float = 0.005
     """Share of the batches that are declared dead."""
+    skips: float = 0.0
+    """Share of the batches that are skipped, as by a filter."""
     broadcast: bool = False
     """Each consumer gets every message; its answers are no settlements."""
 
@@ -274,6 +276,8 @@ class Consumers:
         nacked = 0.97 - consumer.crowd.nacks
         dead = nacked - consumer.crowd.deaths
         outcome = consumer_pb2.RETRY if fate > nacked else consumer_pb2.DEAD if fate > dead else consumer_pb2.ACK
+        if 0 < fate < consumer.crowd.skips:
+            outcome = consumer_pb2.SKIP
         delay_ms = rng.choice((0, 200, 1_000, 3_000)) if outcome == consumer_pb2.RETRY else 0
         think_ns = rng.randrange(MS, 40 * MS) if fate < 0.9 else rng.randrange(500 * MS, 4_000 * MS)
         grid_ns = self._wires.shape.settle_grid_ms * MS

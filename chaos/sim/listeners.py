@@ -20,7 +20,7 @@ FIRST = TAGS[:2]
 CHANGE_EVERY_NS = 1_500 * MS
 
 CROWDS = (
-    Crowd(FILTERED, (TOPIC,), nacks=0, deaths=0),
+    Crowd(FILTERED, (TOPIC,), nacks=0, deaths=0, skips=0.05),
     Crowd(BROADCAST, (TOPIC,), broadcast=True),
 )
 CALM = Crowd(RESET, (TOPIC,), consumers=1, nacks=0, deaths=0)
