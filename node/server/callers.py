@@ -97,6 +97,16 @@ class Caller:
                 return right_required(right, "topic", name)
         return None
 
+    def topic_of_named(self, right: int, name: str) -> Failure | None:
+        """As `topic`, for the topic of what the caller named otherwise, as by an id that anybody can guess: the refusal
+        does not tell which topic it is."""
+        refusal = self.topic(right, name)
+        if refusal is None or not name:
+            return refusal
+        shown = refusal.metadata["field"]
+        text = f"no role of this user allows it to {shown} the topic that this belongs to"
+        return Failure(pb.RIGHT_REQUIRED, text, {"field": shown, "value": "", "limit": "topic"})
+
     def group(self, right: int, name: str) -> Failure | None:
         """The refusal if the caller lacks the right to a group, else None."""
         return None if self.free or self.rights.group(right, name) else right_required(right, "group", name)

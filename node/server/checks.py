@@ -71,7 +71,7 @@ def reading_settled(caller: Caller, request: Any, state: StateView) -> Failure |
 def sweeping(caller: Caller, request: Any, state: StateView) -> Failure | None:
     """To see or stop a sweep: needs the right to cancel in its topic."""
     job = state.sweeps.get(request.job_id)
-    return caller.somewhere(RIGHT_CANCEL) if job is None else caller.topic(RIGHT_CANCEL, job.selection.topic)
+    return caller.somewhere(RIGHT_CANCEL) if job is None else caller.topic_of_named(RIGHT_CANCEL, job.selection.topic)
 
 
 def consuming(caller: Caller, request: Any, state: StateView) -> Failure | None:

@@ -123,9 +123,11 @@ class Node:
         return core
 
 
-def permitted(caller: Caller, right: Right.ValueType) -> Permitted:
-    """The check of the caller's right to a message, by the message's topic."""
-    return lambda topic: caller.topic(right, topic)
+def permitted(caller: Caller, right: Right.ValueType, named: str = "") -> Permitted:
+    """The check of the caller's right to a message or schedule, by its topic. `named`: the topic, if the request names
+    it; a refusal says no other."""
+    check = caller.topic if named else caller.topic_of_named
+    return lambda topic: check(right, topic)
 
 
 async def page(found: Iterable[M], wanted: Callable[[M], bool] = lambda one: True) -> tuple[list[M], bool]:
@@ -231,7 +233,7 @@ async def cancel(core: NodeCore, request: scheduler_pb2.CancelRequest, caller: C
     if _by_key(request):
         check_sender(request.producer_id, request.sequence, request.producer_owner)
         sender = Sender(request.producer_id, request.sequence, owner=owner_of(caller.name, request.producer_owner))
-        done = await core.parts.by_key.cancel(request.key, permitted(caller, RIGHT_CANCEL), sender)
+        done = await core.parts.by_key.cancel(request.key, permitted(caller, RIGHT_CANCEL, request.key.topic), sender)
         answer = scheduler_pb2.CancelResponse(outcome=done.outcome, remembered=done.remembered)
         if done.id:
             answer.id.CopyFrom(message_id_of(done.id, core.identity.wheel_group))
@@ -252,7 +254,7 @@ async def reschedule(
     check_sender(request.producer_id, request.sequence, request.producer_owner)
     owner = owner_of(caller.name, request.producer_owner)
     sender = Sender(request.producer_id, request.sequence, owner=owner)
-    when, kind, may = getattr(request, name), WHEN_KINDS[name], permitted(caller, RIGHT_CANCEL)
+    when, kind, may = getattr(request, name), WHEN_KINDS[name], permitted(caller, RIGHT_CANCEL, request.key.topic)
     if _by_key(request):
         result = await core.parts.by_key.reschedule(request.key, when, kind, may, sender)
     else:
@@ -306,7 +308,7 @@ async def reschedule_many(
 
 async def get(core: NodeCore, request: scheduler_pb2.GetRequest, caller: Caller) -> scheduler_pb2.GetResponse:
     if _by_key(request):
-        return await core.parts.by_key.get(request.key, request.content, permitted(caller, RIGHT_READ))
+        return await core.parts.by_key.get(request.key, request.content, permitted(caller, RIGHT_READ, request.key.topic))
     number = id_of(request.id, core.identity.wheel_group)
     return await core.parts.requests.get(number, request.content, permitted(caller, RIGHT_READ))
 

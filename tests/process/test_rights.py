@@ -35,6 +35,7 @@ async def test_users_do_what_their_roles_allow_and_nothing_else(
             root_token = (await before.access.create_token("root", label="laptop")).secret
             shop_token = (await before.access.create_token("shop")).secret
             other = (await before.schedule("mail", b"x", delay_ms=3_600_000)).id
+            await before.schedules.put("nightly", "mail", b"x", cron="0 3 * * *")
             await before.admin.update_settings(rights=True)
         for token in ("", "tw_wrong"):
             async with AsyncClient(address, token=token) as nobody:
@@ -137,6 +138,12 @@ async def may_not_use_others(shop: AsyncClient, other: str) -> None:
         with pytest.raises(PermissionRefused) as caught:
             await call
         assert caught.value.reason == "RIGHT_REQUIRED", caught.value
+    # Anybody can guess an id or a name: the refusal does not tell the topic behind it.
+    guesses: list[Awaitable[object]] = [shop.get(other), shop.cancel(other), shop.schedules.get("nightly")]
+    for guess in guesses:
+        with pytest.raises(PermissionRefused, match="the topic that this belongs to") as caught:
+            await guess
+        assert caught.value.reason == "RIGHT_REQUIRED" and "mail" not in f"{caught.value} {caught.value.metadata}"
     assert not await shop.sweeps.list()
     async with shop.producer() as producer:
         with pytest.raises(PermissionRefused, match="mail"):
