@@ -120,9 +120,9 @@ def refused(field: str, value: object, limit: str) -> RequestRefused:
         shown = printable(str(value)[:100])
     except ValueError:
         shown = "a number of more than 4,300 digits"  # which Python does not write out
-    return RequestRefused(
-        f"{field}: {shown}: {limit}", "INVALID_FIELD", {"field": field, "value": shown, "limit": limit}
-    )
+    told = shown or "''"
+    facts = {"field": field, "value": shown, "limit": limit}
+    return RequestRefused(f"{field}: {told}: {limit}", "INVALID_FIELD", facts)
 
 
 class FilterDiffers(RequestRefused):

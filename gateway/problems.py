@@ -37,6 +37,8 @@ TITLES = {
     504: "Outcome unknown",
 }
 VALUE_LENGTH_MAX = 200
+_LIMITS = {"missing": "required", "model_attributes_type": "a JSON object", "int_type": "a whole number"}
+"""By kind of error, where pydantic speaks of Python or of forms."""
 
 
 class NotJsonError(RequestRefused):
@@ -123,7 +125,7 @@ def problem_of_validation(error: RequestValidationError) -> JSONResponse:
     if first["type"] == "json_invalid":
         return not_json(str(first.get("ctx", {}).get("error", "")))
     field = ".".join(place[1:]) or place[0]
-    limit = str(first["msg"]).removeprefix("Value error, ")
+    limit = _LIMITS.get(first["type"]) or str(first["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     value = first.get("input")
     shown = str(value) if isinstance(value, str | int | float | bool) else ""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

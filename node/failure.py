@@ -77,13 +77,9 @@ def invalid(name: str, value: object, limit: str) -> RequestError:
     """The refusal of a field's value: names the field, the value and what is allowed. The text has words beside the
     milliseconds of times; the metadata, which programs read, has the numbers alone."""
     shown, said = in_words(name, value, limit)
-    return RequestError(
-        Failure(
-            pb.INVALID_FIELD,
-            f"{name}: {_cut(shown)}: {said}",
-            {"field": name, "value": _cut(str(value)), "limit": limit},
-        )
-    )
+    told = _cut(shown) or "''"
+    facts = {"field": name, "value": _cut(str(value)), "limit": limit}
+    return RequestError(Failure(pb.INVALID_FIELD, f"{name}: {told}: {said}", facts))
 
 
 def _cut(text: str) -> str:

@@ -95,6 +95,18 @@ _OTHERS = {
 }
 """Of packages that are part of this distribution."""
 
+PANELS = {
+    "Messages": "schedule consume cancel reschedule get trace list count pending schedules dead",
+    "Watch": "top status console whoami audit disk",
+    "Names, rights and settings": "topic group user role settings",
+    "Nodes of a cluster": "up node config certs member transfer",
+    "Backup and repair": "backup restore recover rebuild",
+    "Other programs": "gateway pipeline demo bench chaos",
+    "This command line": "context completion",
+}
+"""By heading of `tickwheel --help`: its commands, in their order there."""
+
+_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 _APP_OF = {name: app for app, commands in APPS.items() for name in commands}
 
 
@@ -154,15 +166,19 @@ class Root(TyperGroup):
         super().__init__(**attributes)
         for commands in APPS.values():
             for name, help_text in commands.items():
-                self.add_command(TyperCommand(name, help=help_text))
+                self._know(name, help_text)
+
+    def _know(self, name: str, help_text: str) -> None:
+        self.add_command(TyperCommand(name, help=help_text, rich_help_panel=_PANEL_OF.get(name, "Other programs")))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All of them, in the order of the table."""
+        """All of them, in the order of PANELS; commands of other packages last."""
         for name, found in others().items():
             if name not in self.commands:
                 package = found.dist.name if found.dist is not None else found.value
-                self.add_command(TyperCommand(name, help=_OTHERS.get(name, f"Of the package {package}.")))
-        return super().list_commands(ctx)
+                self._know(name, _OTHERS.get(name, f"Of the package {package}."))
+        names = super().list_commands(ctx)
+        return [name for name in _PANEL_OF if name in names] + [name for name in names if name not in _PANEL_OF]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called. From here on Ctrl-C interrupts it; until here there was nothing to interrupt."""

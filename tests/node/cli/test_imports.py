@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from tickwheel.node.cli.commands import APPS, every, load
+from tickwheel.node.cli.commands import APPS, PANELS, every, load, others
 from tickwheel.node.cli.program import app
 
 NOT_BY_HELP = ("grpc", "numpy", "google.protobuf", "cryptography", "prometheus_client", "tickwheel.client")
@@ -65,3 +65,9 @@ def test_every_command_is_in_the_table() -> None:
         root.add_typer(getattr(import_module(f"tickwheel.node.cli.{module}"), attribute))
         found: Any = typer.main.get_command(root)
         assert set(found.commands) == set(commands)
+
+
+def test_every_command_has_one_heading() -> None:
+    """Help lists each once; one of another distribution is below "Other programs"."""
+    named = [name for names in PANELS.values() for name in names.split()]
+    assert sorted(named) == sorted([*every(), *others()])
