@@ -125,7 +125,8 @@ def problem_of_validation(error: RequestValidationError) -> JSONResponse:
     if first["type"] == "json_invalid":
         return not_json(str(first.get("ctx", {}).get("error", "")))
     field = ".".join(place[1:]) or place[0]
-    limit = _LIMITS.get(first["type"]) or str(first["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    said = str(first["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    limit = _LIMITS.get(first["type"], said)
     value = first.get("input")
     shown = str(value) if isinstance(value, str | int | float | bool) else ""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

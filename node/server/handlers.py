@@ -307,10 +307,10 @@ async def reschedule_many(
 
 
 async def get(core: NodeCore, request: scheduler_pb2.GetRequest, caller: Caller) -> scheduler_pb2.GetResponse:
+    may = permitted(caller, RIGHT_READ, request.key.topic)
     if _by_key(request):
-        return await core.parts.by_key.get(request.key, request.content, permitted(caller, RIGHT_READ, request.key.topic))
-    number = id_of(request.id, core.identity.wheel_group)
-    return await core.parts.requests.get(number, request.content, permitted(caller, RIGHT_READ))
+        return await core.parts.by_key.get(request.key, request.content, may)
+    return await core.parts.requests.get(id_of(request.id, core.identity.wheel_group), request.content, may)
 
 
 async def list_sweeps(

@@ -26,10 +26,10 @@ REACHED: dict[str, list[object]] = {"send_mail": ["ann", b"payload"], "bill": [b
 def test_every_system_has_an_example() -> None:
     """One below each heading."""
     headings = re.findall(r"^## (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(EXAMPLES) == len(headings) == 5
+    assert len(EXAMPLES) == len(headings) == 6
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["celery", "asynq", "rocketmq", "sqs", "temporal"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["celery", "asynq", "rocketmq", "sqs", "quartz", "temporal"])
 async def test_an_example_handles_what_it_schedules(example: str) -> None:
     """It runs beside a clock that goes on for some days; what it does with the message is what the reader's function
     is given. A message that fails or waits for ever reaches nobody."""
