@@ -194,9 +194,9 @@ def leases_forgotten(original: Any, self: HeardLeases, now_ms: Any, epochs: Any)
 @mutation(Delivery, "end", aim=aimed("flap", "isolate", "freeze"))
 def own_leases_forgotten(original: Any, self: Delivery, failure: Any) -> None:
     """A master that is elected again forgets what it gave out."""
-    heard, self.heard = self.heard, HeardLeases()
+    heard, self.leases.heard = self.leases.heard, HeardLeases()
     original(self, failure)
-    self.heard = heard
+    self.leases.heard = heard
 
 
 @mutation(parts_module, "read_leases", aim=aimed("kill-all", nodes=3, lease_ms=10_000))

@@ -226,7 +226,7 @@ class NodeCore:
 
     def peer_disconnected(self, peer_id: str) -> None:
         """The connection to a peer broke; frames in flight are lost."""
-        self.parts.delivery.feed.forget_peer(peer_id)
+        self.parts.delivery.leases.feed.forget_peer(peer_id)
         self.log.peer_disconnected(peer_id)
 
     # -- progress and time, as in `Kernel`
@@ -402,7 +402,7 @@ class CoreListener:
     @_attempted
     def sync_unsent(self, peer_id: str) -> None:
         """The sync did not leave: what it told of leases is told again."""
-        self._parts.delivery.feed.unsent(peer_id)
+        self._parts.delivery.leases.feed.unsent(peer_id)
 
     @_attempted
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
@@ -464,7 +464,7 @@ class CoreListener:
         if not self._parts.sync.enabled or not self._parts.delivery.active:
             return True
         applied = self._parts.sync.applied_of(peer_id) >= self._parts.mastership.handed_over_index
-        return applied and self._parts.delivery.feed.all_heard(peer_id)
+        return applied and self._parts.delivery.leases.feed.all_heard(peer_id)
 
     @_attempted
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:

@@ -141,7 +141,7 @@ class Parts:
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
         self.synced_file = SoftFile(ports.disk, ports.executor, SYNCED_PATH, synced.pack())
-        self.delivery.heard.hear(read_leases(ports.disk))
+        self.delivery.leases.heard.hear(read_leases(ports.disk))
         known = None if ports.disk.exists(LEASES_PATH) else b""
         self.lease_file = SoftFile(ports.disk, ports.executor, LEASES_PATH, known)
 
@@ -256,7 +256,7 @@ class Parts:
     def _write_leases(self) -> None:
         self._leases_wait = self.lease_file.writing
         if not self._leases_wait:
-            ranges = self.delivery.lease_ranges()
+            ranges = self.delivery.leases.ranges()
             self.lease_file.write(b"" if ranges is None else lambda: pack_leases(ranges()))
 
     def _take_turn(self, part: Part) -> None:

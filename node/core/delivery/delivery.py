@@ -1,8 +1,7 @@
-"""The master's deliveries: channels, leases, what goes to whom and what comes back.
+"""The master's deliveries: channels, what goes to whom and what comes back.
 
 Deliveries begin when this node leads and end at once when it no longer does. At the end the consumers are told where
-the master is, and everything but the leases is dropped. Facts that must survive (settled, attempts) are in the
-replicated state. Leases should survive: they travel in the 50 ms sync, and stay here for this node's next mastership.
+the master is, and everything but the leases (known_leases.py) is dropped.
 
 Every delivery first checks the lease of mastership again: a deposed master delivers nothing.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,19 +22,13 @@ from tickwheel.node.core.delivery.channel import NEVER, Channel, Pace, RecentUni
 from tickwheel.node.core.delivery.fetching import Fetching, Unreadable
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.handing import Handing, batch_of
-from tickwheel.node.core.delivery.heard_leases import HeardLeases
-from tickwheel.node.core.delivery.inherited import Inherited
-from tickwheel.node.core.delivery.lease_feed import LeaseFeed
+from tickwheel.node.core.delivery.known_leases import KnownLeases
 from tickwheel.node.core.delivery.leases import (
     TURN_CHANNELS,
     TURN_LEASES,
-    AnyLease,
     ChannelKey,
     Lease,
-    LeaseTable,
-    copy_of,
     in_turn,
-    ranges_of,
 )
 from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
@@ -53,12 +46,8 @@ from tickwheel.proto import common_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import (
     SettleColumns,
 )
-from tickwheel.proto.peer_pb2 import LeaseRange
 from tickwheel.wheel.units import CursorKey, Units
 
-LEASES_WRITTEN_MAX = 20_000
-"""Leases that a master notes for its file, shared evenly by the groups. Each takes half a microsecond of the core's
-thread every second, and three of a worker's."""
 SLICE_TOPICS_MAX = 64
 """Topics of one group that a tick serves, and topics of all groups from which on it serves no further group. To claim
 and hand out messages of one takes up to a tenth of a millisecond, and heartbeats and votes should wait no longer than
@@ -75,22 +64,6 @@ TURN_PAUSE_MS = 2
 """Pause between two turns of what takes many."""
 FAULT_PAUSE_MS = 1_000
 """Pause before a lease is returned again whose return failed through a mistake of ours."""
-
-
-def _end_of(lease: AnyLease) -> int:
-    return lease.until_ms
-
-
-def shares(groups: Sequence[int]) -> list[int]:
-    """How many leases of each group are written, by how many it has: all if they fit LEASES_WRITTEN_MAX, else as evenly
-    as they allow."""
-    most = [0] * len(groups)
-    room = LEASES_WRITTEN_MAX
-    order = sorted(range(len(groups)), key=lambda place: groups[place])
-    for behind, place in enumerate(order):
-        most[place] = min(groups[place], room // (len(groups) - behind))
-        room -= most[place]
-    return most
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +120,7 @@ class Delivery(Part):
         self.sessions = Sessions(config, self._dirty.add)
         self._channels: dict[ChannelKey, Channel] = {}
         self._recent: dict[int, RecentUnits] = {}
-        self._leases = LeaseTable(lambda key: self._inherited.take(key))
+        self.leases = KnownLeases(state, self._channel, lambda: self._now_ms, ahead=push is not None)
         self.push = push
         self.fetching = Fetching(core, self._dirty.update, unreadable)
         self._turns = Counter[int]()
@@ -155,8 +128,6 @@ class Delivery(Part):
         consumers would have each message go to the same consumer."""
         self.active = False
         self.term = 0
-        self.feed = LeaseFeed(state.floor)
-        self.heard = HeardLeases()
         self._leaving: dict[int, None] = {}
         """Sessions that are over and whose messages go back, as an ordered set."""
         self._counts = counts
@@ -165,20 +136,17 @@ class Delivery(Part):
             config,
             state,
             proposer,
-            self._leases,
-            self.feed,
+            self.leases.table,
+            self.leases.feed,
             self._came_back,
             self._settled,
             draw,
             partial(require_current, core),
         )
         self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
-        self._inherited = Inherited(
-            state, self._leases, self.feed, self._channel, lambda: self._now_ms, ahead=push is not None
-        )
         self._returns = Returns(
             state,
-            self._leases,
+            self.leases.table,
             self.settlements,
             self._broadcasts,
             counts.deliveries,
@@ -219,29 +187,25 @@ class Delivery(Part):
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
         self._forget_work()
         self._now_ms = now_ms
-        self._inherited.begin(self.heard, now_ms + self._config.lease_max_ms)
+        self.leases.begin(now_ms + self._config.lease_max_ms)
         self._dirty.update(self.sessions.groups())
 
     def end(self, failure: Failure) -> None:
         """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
         next master, perhaps this node again, must not deliver them a second time."""
-        self.heard.take_in(self._inherited.left)
-        self.heard.keep(self.held_leases())
+        self.leases.end()
         self.fetching.next_mastership()
         self.active = False
         self._returns.end()  # first, or each return that is lost would bring its lease back
         self.settlements.retries.lose(failure)
         self._channels.clear()
         self._recent.clear()
-        self._leases.clear()
         self._leaving.clear()
         self._broadcasts.end()
         self._forget_work()
         self._paces.clear()
         self._turns.clear()
         self._handing.drop()
-        self._inherited.clear()
-        self.feed.clear()
         self._dirty.clear()
         self._passes.clear()
         self.sessions.close_all(failure)
@@ -260,7 +224,7 @@ class Delivery(Part):
         if pushed is None:
             self._fatal(f"topic {topic_id}: other messages were dispatched than had been delivered ahead")
             return
-        self._inherited.dispatched(topic_id, first_position, units)
+        self.leases.inherited.dispatched(topic_id, first_position, units)
         if not pushed:
             self._recent_of(topic_id).add(first_position, units)
         for subscription in self._state.groups.of_topic(topic_id):
@@ -274,14 +238,14 @@ class Delivery(Part):
         """Prefetch units ahead of their dispatch, where a channel takes them. The dispatch will bring them to these
         positions of the ready queue."""
         self._recent_of(topic_id).add(first_position, units)
-        self._inherited.dispatched(topic_id, first_position, units)
+        self.leases.inherited.dispatched(topic_id, first_position, units)
         for group_id in self.sessions.groups():
             subscription = self._state.subscription(group_id, topic_id)
             if subscription is None or self._state.group_paused(group_id) or self._state.topic_paused(topic_id):
                 continue
             if self._state.group_broadcasting(group_id):
                 continue
-            if (group_id, topic_id) in self._inherited.left:
+            if (group_id, topic_id) in self.leases.inherited.left:
                 continue  # consumers may hold some of them, which is looked up once they are dispatched
             channel = self._channel((group_id, topic_id))
             assert channel is not None
@@ -363,17 +327,14 @@ class Delivery(Part):
         """A command changed or removed a topic or group. Channels and leases of a reset or removed one are dropped.
         Consumers are closed if their group is gone, or if their filter no longer matches the group's."""
         self._forget_work()
-        # Leases of an earlier master can exist without a channel: nobody has consumed here yet.
-        void = {key for key in self._inherited.left.channels() if self._state.epoch(key) is None}
-        void |= {key for key, epoch in self._leases.epochs().items() if epoch != self._state.epoch(key)}
+        void = self.leases.void()
         for key, channel in self._channels.items():
             subscription = self._state.subscription(*key)
             if subscription is not channel.subscription or subscription.epoch != channel.epoch:
                 void.add(key)
         for key in void:
-            self._inherited.drop(key)
             self._channels.pop(key, None)
-            self._leases.drop(key)
+            self.leases.drop(key)
         for key in self._broadcasts.topics_read():
             subscription = self._state.subscription(*key)
             if subscription is None or any(
@@ -381,7 +342,7 @@ class Delivery(Part):
                 for channel in self._broadcasts.channels_of(key)
             ):
                 self._broadcasts.drop(key)
-                self._leases.drop(key)
+                self.leases.table.drop(key)
         again = self._counts.deliveries.redelivered_by_group
         for group_id in [group_id for group_id in again if not self._state.group_name(group_id)]:
             del again[group_id]
@@ -409,7 +370,7 @@ class Delivery(Part):
         if not self.sessions.of_group(session.group_id):
             self._forget_work(session.group_id)
         if self._state.group_broadcasting(session.group_id):
-            deque(self._leases.close_session(session.session_id), 0)
+            deque(self.leases.table.close_session(session.session_id), 0)
             self._broadcasts.left(session.session_id)
         elif give_back:
             self._leaving[session.session_id] = None
@@ -421,7 +382,7 @@ class Delivery(Part):
         room = TURN_LEASES
         while self._leaving and room > 0:
             session_id = next(iter(self._leaving))
-            for lease, left in in_turn(self._leases.close_session(session_id, room), room):
+            for lease, left in in_turn(self.leases.table.close_session(session_id, room), room):
                 room = left
                 self._give_back(replace(lease, given_back=True), now_ms)
             if room > 0:
@@ -429,7 +390,7 @@ class Delivery(Part):
         return room
 
     def _return_expired(self, room: int, now_ms: int) -> None:
-        for lease, _ in in_turn(self._leases.expire(now_ms), room):
+        for lease, _ in in_turn(self.leases.table.expire(now_ms), room):
             given_back = lease.given_back or lease.session_id in self._leaving
             self._give_back(replace(lease, given_back=given_back), now_ms)
 
@@ -437,7 +398,7 @@ class Delivery(Part):
         """Return the open messages of a lease that is over. If that fails, the lease runs on for `FAULT_PAUSE_MS`."""
 
         def failed(failure: Failure) -> None:
-            self._leases.give(replace(lease, until_ms=now_ms + FAULT_PAUSE_MS, closed=False))
+            self.leases.table.give(replace(lease, until_ms=now_ms + FAULT_PAUSE_MS, closed=False))
 
         self._serving.run(failed, self._returns.give_back, lease, now_ms)
 
@@ -450,9 +411,9 @@ class Delivery(Part):
         now_ms = now.cluster_ms
         self._now_ms = now_ms
         self._return_expired(self._return_left(now_ms), now_ms)
-        if self._inherited.left:
-            self._inherited.take_some()
-            if not self._inherited.left:
+        if self.leases.inherited.left:
+            self.leases.inherited.take_some()
+            if not self.leases.inherited.left:
                 self._dirty.update(self.sessions.groups())  # those with a limit may have more out than was counted
         self.has_news = False
         while self._resting and self._resting[0][0] <= now_ms:
@@ -490,7 +451,7 @@ class Delivery(Part):
             del self._channels[key]
         for key in [key for key in self._broadcasts.topics_read() if key[0] == group_id]:
             self._broadcasts.drop(key)
-            self._leases.drop(key)
+            self.leases.table.drop(key)
 
     def _topic_failed(self, topic_id: int, failure: Failure) -> None:
         for group_id in list(self.sessions.groups()):
@@ -503,9 +464,9 @@ class Delivery(Part):
             return None
         if self._passes:
             return 0
-        if self._leaving or self._inherited.left:
+        if self._leaving or self.leases.inherited.left:
             return TURN_PAUSE_MS
-        times = [t for t in (self._leases.next_end_ms(),) if t is not None]
+        times = [t for t in (self.leases.table.next_end_ms(),) if t is not None]
         if self._resting:
             times.append(self._resting[0][0])
         for group_id in self._dirty:
@@ -540,7 +501,7 @@ class Delivery(Part):
             topics = self._unsettled[group_id] = dict.fromkeys(self._perhaps_open(group_id))
         for topic_id in [topic_id for topic_id in topics if not self._open(group_id, topic_id)]:
             del topics[topic_id]
-        return self._channels_in(group_id, [t for t in topics if (group_id, t) not in self._inherited.left])
+        return self._channels_in(group_id, [t for t in topics if (group_id, t) not in self.leases.inherited.left])
 
     def _pace(self, group_id: int) -> Pace:
         pace = self._paces.get(group_id)
@@ -554,7 +515,7 @@ class Delivery(Part):
             channel = self._make_channel(key)
             if channel is None:
                 return None
-            for lease in self._leases.of_channel(key):
+            for lease in self.leases.table.of_channel(key):
                 # Leases of an earlier master, or of consumers that `_failed` has closed.
                 channel.hold(lease.positions)
             channel.hold(self._returns.positions(key, channel.epoch))
@@ -672,9 +633,9 @@ class Delivery(Part):
         # With a limit each part of a pass would count anew what is out in all topics.
         topics = begun.slice(None if state.settings.group_in_flight_max else SLICE_TOPICS_MAX)
         self._served += len(topics)
-        taken_over = self._inherited.taken
+        taken_over = self.leases.inherited.taken
         for place, topic_id in enumerate(topics):
-            if self._inherited.taken - taken_over >= TURN_LEASES:
+            if self.leases.inherited.taken - taken_over >= TURN_LEASES:
                 begun.topics[:0] = topics[place:]
                 break
             channel, topic = self._channel((group_id, topic_id)), state.topics.get(topic_id)
@@ -756,7 +717,7 @@ class Delivery(Part):
         if not limit:
             return CREDITS_MAX
         out = sum(channel.out() for channel in self._open_channels(group_id))
-        return max(0, limit - out - self._inherited.out[group_id])
+        return max(0, limit - out - self.leases.inherited.out[group_id])
 
     def _send(self, session: Session, shares: list[Share]) -> None:
         """Let one batch leave, under leases from now on."""
@@ -770,9 +731,9 @@ class Delivery(Part):
             ids = share.ids if ahead else None
             epoch = share.channel.epoch
             lease = Lease(key, positions, share.attempts, until_ms, session.session_id, ids=ids, epoch=epoch)
-            self._leases.give(lease)
+            self.leases.table.give(lease)
             if inheritable:
-                self.feed.add(lease)
+                self.leases.feed.add(lease)
         batch = batch_of(shares, self.term, until_ms, self._state.group_filter(group_id))
         due_ms, attempts = np.frombuffer(batch.due_ms, "<i8"), np.frombuffer(batch.attempts, "<u4")
         topics = [(share.channel.key[1], share.channel.topic, len(share.records)) for share in shares]
@@ -812,8 +773,8 @@ class Delivery(Part):
         """Forget settled leases and idle channels."""
         if not self._clock.known:
             return
-        yield from self._leases.close_dropped()
-        yield from self._leases.forget_settled(self._state.floor)
+        yield from self.leases.table.close_dropped()
+        yield from self.leases.table.forget_settled(self._state.floor)
         for number, key in enumerate(list(self._channels), 1):
             if not number % TURN_CHANNELS:
                 yield
@@ -825,65 +786,8 @@ class Delivery(Part):
                 # Everything is settled: a new channel would begin where this one stands.
                 del self._channels[key]
         yield from self._broadcasts.upkeep()
-        self._inherited.prune(now.cluster_ms)
-        yield from self.heard.prune(now.cluster_ms, self._state.floor, self._state.epoch)
-
-    def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
-        """Lease ranges for sync `number` to one slave, and whether with them it has been told all."""
-        return self.feed.for_peer(peer_id, number, self._all_held)
-
-    def _all_held(self) -> Iterator[AnyLease]:
-        """What the next master must know of leases, channel by channel, each as it is when the iteration comes to it.
-        Leases from before this mastership, as ranges, until they are taken over."""
-        left = self._inherited.left.channels()
-        yield from self._held(self._leases.open_leases())
-        for key in left:
-            # Those of a channel that is taken over before its turn are told as events.
-            yield from self._inherited.left.of_channel(key)
-        # No event tells of these, and taking a channel over can add some: so they come last.
-        yield from self._held(self._inherited.unplaced())
-
-    def held_leases(self) -> Iterator[Lease]:
-        """The leases given out or taken over that the next master must know, as `_all_held`."""
-        return self._held(itertools.chain(self._leases.open_leases(), self._inherited.unplaced()))
-
-    def _held(self, leases: Iterable[Lease]) -> Iterator[Lease]:
-        """Those that the next master must know. Left out: leases of broadcasting groups, whose consumers start afresh
-        with each master, and leases given back, which nobody holds."""
-        for lease in leases:
-            if not lease.given_back and not self._state.group_broadcasting(lease.channel[0]):
-                yield lease
-
-    def lease_ranges(self) -> Callable[[], list[Iterator[LeaseRange]]] | None:
-        """A function that returns the lease ranges known now, of each group those that end last first, about; None if
-        there are none. Any thread may call it at any later time. A master's are limited to `LEASES_WRITTEN_MAX`
-        leases."""
-        known = self._inherited.left if self.active else self.heard
-        held = known.by_group()
-        groups = {g: n for g, n in self._leases.groups().items() if not self._state.group_broadcasting(g)}
-        for group_id, most in zip(groups, shares(list(groups.values())), strict=True):
-            copies = [copy_of(lease) for lease in self._leases.newest(group_id, most) if not lease.given_back]
-            held.setdefault(group_id, []).extend(copies)
-        for lease in itertools.islice(self._inherited.unplaced(), LEASES_WRITTEN_MAX):
-            held.setdefault(lease.channel[0], []).append(copy_of(lease))
-        if not any(held.values()):
-            return None
-        return lambda: [
-            (r for some in sorted(known, key=_end_of, reverse=True) for r in ranges_of(some)) for known in held.values()
-        ]
-
-    @property
-    def in_flight(self) -> int:
-        """Messages out with consumers, roughly: settled ones count until the floor passes them."""
-        return self._leases.out() + self._inherited.out.total()
-
-    def in_flight_of_group(self, group_id: int) -> int:
-        """`in_flight` of one group."""
-        return self._leases.out_of_group(group_id) + self._inherited.out[group_id]
-
-    def in_flight_by_group(self) -> Counter[int]:
-        """Group id -> `in_flight` of that group."""
-        return self._leases.out_by_group() + self._inherited.out
+        self.leases.inherited.prune(now.cluster_ms)
+        yield from self.leases.heard.prune(now.cluster_ms, self._state.floor, self._state.epoch)
 
     def prefetched(self) -> int:
         """Messages prefetched in all channels; channels of broadcasting groups do not count."""

@@ -66,7 +66,7 @@ class Inherited:
         self.take_some()
 
     def clear(self) -> None:
-        """The mastership is over, and the owner has moved what was left to what this node has heard."""
+        """The mastership is over, and nothing is left."""
         self._count()
         self._unplaced.clear()
 

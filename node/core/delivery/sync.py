@@ -64,7 +64,7 @@ class SyncState:
     def take_over(self, earlier: SyncState) -> None:
         """From the core that this one replaces in the same process: its master counts on what it acknowledged."""
         self.heard = earlier.heard
-        self._delivery.heard = earlier._delivery.heard
+        self._delivery.leases.heard = earlier._delivery.leases.heard
         self._levels.update(earlier._levels)
 
     def newest(self, leading_term: int) -> Synced:
@@ -78,7 +78,8 @@ class SyncState:
         if not self.enabled or not self._delivery.active:
             return None
         self._number += 1
-        ranges, complete = self._delivery.lease_feed_for(peer_id, self._number)
+        leases = self._delivery.leases
+        ranges, complete = leases.feed.for_peer(peer_id, self._number, leases.all_held)
         return PeerFrame(
             sync=Sync(
                 number=self._number,
@@ -104,7 +105,7 @@ class SyncState:
                 heard.tick, heard.local_index = 0, 0
             heard.term, heard.number, heard.at_ns = frame.term, sync.number, self._monotonic_ns()
             heard.tick, heard.local_index = max((heard.tick, heard.local_index), (sync.tick, sync.local_index))
-        self._delivery.heard.hear(sync.leases)
+        self._delivery.leases.heard.hear(sync.leases)
         cursor = self._wheel.cursor
         return PeerFrame(
             sync_reply=SyncReply(
@@ -122,7 +123,7 @@ class SyncState:
 
     def reply(self, peer_id: str, frame: PeerFrame) -> None:
         """A slave acknowledged a sync."""
-        self._delivery.feed.acknowledged(peer_id, frame.sync_reply.number)
+        self._delivery.leases.feed.acknowledged(peer_id, frame.sync_reply.number)
         self._replies[peer_id] = (frame.sync_reply.applied_index, self._monotonic_ns())
         self._levels[peer_id] = frame.sync_reply.log_level
         if frame.sync_reply.disk_above_mark:

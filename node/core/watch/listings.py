@@ -59,7 +59,7 @@ def _fill(core: NodeCore, group: admin_pb2.Group, looks_max: int) -> int:
     """Add what is not replicated or takes a look at topics, and cut the topics that do not fit an answer. Returns how
     many topics it looked at, `looks_max` at most."""
     group.consumers = len(core.parts.delivery.sessions.of_group(group.group_id))
-    group.in_flight = core.parts.delivery.in_flight_of_group(group.group_id)
+    group.in_flight = core.parts.delivery.leases.in_flight_of_group(group.group_id)
     oldest_ms, looks = core.state.oldest_of_group(group.group_id, looks_max)
     if oldest_ms is not None:
         group.oldest_unsettled_ms = oldest_ms

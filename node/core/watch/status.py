@@ -161,7 +161,7 @@ def _add_topics(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
 def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
     """The node's full status."""
     status = node_vitals(core)
-    status.in_flight = core.parts.delivery.in_flight
+    status.in_flight = core.parts.delivery.leases.in_flight
     _add_topics(core, status)
     return status
 
@@ -274,8 +274,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
     """Name -> value of the metrics that the core owns (names of node/metrics.py): its parts' and those below."""
     status = node_vitals(core)
     peers = {(peer.node_id,): peer for peer in status.peers}
-    delivery = core.parts.delivery
-    in_flight = delivery.in_flight_by_group()
+    in_flight = core.parts.delivery.leases.in_flight_by_group()
     by_group: Mapping[str, MetricValue] = {}
     if core.leading:
         again = core.parts.counts.deliveries.redelivered_by_group

@@ -165,7 +165,7 @@ def test_a_lease_that_nobody_else_hears_of_is_not_extended() -> None:
     world.run(100)
     client.schedule([50])
     world.run_until(lambda: bool(client.got))
-    [lease] = core.parts.delivery.held_leases()
+    [lease] = core.parts.delivery.leases.held()
     subscription = core.state.subscription(*lease.channel)
     assert subscription is not None
     batch = consumer_pb2.ExtendBatch(
@@ -180,7 +180,7 @@ def test_a_lease_that_nobody_else_hears_of_is_not_extended() -> None:
     with pytest.raises(RequestError) as refused:
         core.parts.consumers.extend(batch)
     assert refused.value.failure.reason == common_pb2.NO_MASTER
-    assert [each.until_ms for each in core.parts.delivery.held_leases()] == [lease.until_ms]
+    assert [each.until_ms for each in core.parts.delivery.leases.held()] == [lease.until_ms]
     world.cut.clear()
     world.run_until(core.may_act)
     assert core.parts.consumers.extend(batch).extended == 1

@@ -228,17 +228,17 @@ def test_a_message_named_often_in_an_extension_is_extended_once(positions: bool)
     world, master, _, batch = holding(2)
     assert master.host is not None
     delivery = master.host.core.parts.delivery
-    before = len(delivery.feed._events)
+    before = len(delivery.leases.feed._events)
     receipt = extended(master, batch, 100, **({} if positions else {"positions": b""}))
     assert isinstance(receipt, consumer_pb2.ExtendReceipt)
     assert (receipt.extended, receipt.refused) == (2, 0)
-    assert delivery.in_flight == 2 and len(list(delivery.held_leases())) == 1
-    assert len(delivery.feed._events) - before <= 1
+    assert delivery.leases.in_flight == 2 and len(list(delivery.leases.held())) == 1
+    assert len(delivery.leases.feed._events) - before <= 1
     world.run(200)
     for node in world.nodes.values():
         if node is not master:
             assert node.host is not None
-            held = node.host.core.parts.delivery.heard.held(world.now_ms, lambda key: 0)
+            held = node.host.core.parts.delivery.leases.heard.held(world.now_ms, lambda key: 0)
             assert [(len(one.positions), one.until_ms) for one in held] == [(2, receipt.lease_until_ms)]
 
 
@@ -285,7 +285,7 @@ def test_a_message_that_nobody_has_is_not_extended() -> None:
     )
     receipt = extended(master, waiting)
     assert isinstance(receipt, consumer_pb2.ExtendReceipt) and (receipt.extended, receipt.refused) == (0, 3)
-    assert master.host.core.parts.delivery.in_flight == 0
+    assert master.host.core.parts.delivery.leases.in_flight == 0
 
 
 @pytest.mark.parametrize("outcome", [consumer_pb2.ACK, consumer_pb2.RETRY, consumer_pb2.DEAD, consumer_pb2.SKIP])
@@ -365,7 +365,7 @@ def test_status_and_metrics_walk_over_no_leases(monkeypatch: pytest.MonkeyPatch)
     assert group is not None and group.in_flight == 20
     assert node_status(core).in_flight == 20
     assert node_metrics(core)["in_flight_messages"] == 20.0
-    assert core.parts.delivery.in_flight_by_group() == Counter({group.group_id: 20})
+    assert core.parts.delivery.leases.in_flight_by_group() == Counter({group.group_id: 20})
 
 
 def test_an_extended_lease_is_given_back_once_when_its_consumer_leaves() -> None:
@@ -383,7 +383,7 @@ def test_an_extended_lease_is_given_back_once_when_its_consumer_leaves() -> None
     world.run_until(lambda: len(client.batches) == 2)
     world.run(15_000)
     assert {tuple(attempt for _, attempt, _ in seen)[:2] for seen in client.got.values()} == {(1, 2)}
-    assert sum(len(list(ranges_of(one))) for one in master.host.core.parts.delivery.held_leases()) <= 3
+    assert sum(len(list(ranges_of(one))) for one in master.host.core.parts.delivery.leases.held()) <= 3
 
 
 # -- pulls that wait

@@ -37,4 +37,4 @@ def test_what_an_earlier_master_gave_out_counts_in_topics_that_are_not_served(le
     schedule(world, "bbbbbb")
     world.run(1_000)
     assert master.host is not None
-    assert master.host.core.parts.delivery.in_flight == (2 if fifo else 4)
+    assert master.host.core.parts.delivery.leases.in_flight == (2 if fifo else 4)

@@ -15,7 +15,7 @@ from tests.node.core.delivery.test_fifo import Ordered
 from tests.node.core.delivery.test_retries import Picky, admin
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.delivery import delivery
+from tickwheel.node.core.delivery import known_leases
 from tickwheel.node.core.delivery.heard_leases import POSITION_MAX, HeardLeases
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable
 from tickwheel.node.core.delivery.sync_files import LEASES_BYTES_MAX, LEASES_PATH, pack_leases, read_leases
@@ -105,13 +105,13 @@ def test_what_a_broadcasting_group_holds_is_nobody_elses() -> None:
     client.schedule([50] * 5)
     world.run(500)
     assert len(client.got) == 5 and master.host is not None
-    assert master.host.core.parts.delivery.in_flight == 5
+    assert master.host.core.parts.delivery.leases.in_flight == 5
     slaves = [node.host.core.parts.delivery for node in world.nodes.values() if node is not master and node.host]
-    assert len(slaves) == 2 and not any(slave.heard for slave in slaves), "nobody can use them"
+    assert len(slaves) == 2 and not any(slave.leases.heard for slave in slaves), "nobody can use them"
     elected_again(world, master)
     world.run(1_000)
     assert all(len(seen) >= 2 for seen in client.got.values())
-    assert all(lease.session_id for lease in master.host.core.parts.delivery._leases.open_leases())
+    assert all(lease.session_id for lease in master.host.core.parts.delivery.leases.table.open_leases())
 
 
 def test_a_reset_ends_the_leases_of_an_earlier_mastership() -> None:
@@ -193,13 +193,13 @@ def test_two_losses_of_the_master_repeat_nothing_that_was_delivered_ahead(
     third.start()
     second.host.core.parts.dispatcher.tick = lambda now: None  # type: ignore[method-assign]
     world.run_until(lambda: world.master() is second)
-    taken_over = second.host.core.parts.delivery._inherited.unplaced()
-    assert second.host.core.parts.delivery._inherited.left if late else list(taken_over), "the dispatch was not lost"
+    inherited = second.host.core.parts.delivery.leases.inherited
+    assert inherited.left if late else list(inherited.unplaced()), "the dispatch was not lost"
     world.run(200)
     second.kill()
     client.closed = True
     first.start()
-    first.host.core.parts.delivery.heard = HeardLeases()
+    first.host.core.parts.delivery.leases.heard = HeardLeases()
     last = [node.host.core.parts for node in (first, third) if node.host is not None]
     for parts in last:
         parts.dispatcher.tick = lambda now: None  # type: ignore[method-assign]
@@ -223,7 +223,7 @@ def test_a_lease_of_an_earlier_term_stays_with_who_heard_of_it() -> None:
     lease = LeaseRange(group_id=1, topic_id=1, first_position=0, count=5, until_ms=world.now_ms + 60_000)
     core.parts.sync.incoming("b", PeerFrame(term=core.term, sync=Sync(number=10_000, leases=[lease])))
     core.parts.sync.incoming("b", PeerFrame(term=core.term + 1, sync=Sync(number=1, complete=True)))
-    assert core.parts.delivery.heard.of_channel((lease.group_id, lease.topic_id)) == [lease]
+    assert core.parts.delivery.leases.heard.of_channel((lease.group_id, lease.topic_id)) == [lease]
 
 
 def all_lose_power(world: World, client: Client) -> None:
@@ -379,10 +379,10 @@ def test_a_flood_of_one_group_leaves_the_others_their_place_in_the_file() -> Non
 
 
 def test_a_master_notes_leases_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "LEASES_WRITTEN_MAX", 100)
-    assert delivery.shares([20, 30]) == [20, 30]
-    assert delivery.shares([1_000, 10, 500]) == [45, 10, 45]
-    assert delivery.shares([]) == []
+    monkeypatch.setattr(known_leases, "LEASES_WRITTEN_MAX", 100)
+    assert known_leases.shares([20, 30]) == [20, 30]
+    assert known_leases.shares([1_000, 10, 500]) == [45, 10, 45]
+    assert known_leases.shares([]) == []
 
 
 def test_leases_that_a_slow_disk_kept_waiting_are_written_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,11 +113,11 @@ def test_a_new_master_takes_leases_over_in_turns(turns: list[int], *, again: boo
     assert master is not None and master.host is not None
     watched = master.host.core.parts.delivery
     world.run_until(lambda: watched.active)
-    assert watched.in_flight == COUNT == watched.in_flight_by_group().total()
-    assert watched._inherited.left
-    world.run_until(lambda: not watched._inherited.left)
+    assert watched.leases.in_flight == COUNT == watched.leases.in_flight_by_group().total()
+    assert watched.leases.inherited.left
+    world.run_until(lambda: not watched.leases.inherited.left)
     # A turn ends with the channel in which it is over, and a tick serves consumers too.
-    assert watched.in_flight == COUNT and sum(turns) >= COUNT and max(turns) <= 2 * (TURN + EACH)
+    assert watched.leases.in_flight == COUNT and sum(turns) >= COUNT and max(turns) <= 2 * (TURN + EACH)
     schedule(world, TOPICS[:2])
     world.run_until(lambda: len(client.got) == COUNT + 2)
     world.run(5_000)
@@ -144,9 +144,9 @@ def test_slaves_are_told_what_is_not_taken_over_yet() -> None:
     client = holding(world, 30_000)
     world.run(1_500)
     watched = taking_over(world)
-    assert watched._inherited.left and len(list(watched.held_leases())) < COUNT
-    assert named(r for some in watched._all_held() for r in ranges_of(some)) == COUNT
-    assert watched._inherited.left
+    assert watched.leases.inherited.left and len(list(watched.leases.held())) < COUNT
+    assert named(r for some in watched.leases.all_held() for r in ranges_of(some)) == COUNT
+    assert watched.leases.inherited.left
     schedule(world, TOPICS[-1:])
     world.run_until(lambda: len(client.got) == COUNT + 1)
     assert not client.repeated()
@@ -160,11 +160,11 @@ def test_a_group_with_a_limit_is_served_while_leases_are_taken_over(room: int) -
     admin(world, settings=admin_pb2.Settings(group_in_flight_max=COUNT + room))
     world.run(1_500)
     watched = taking_over(world)
-    (group_id,) = watched.in_flight_by_group()
-    assert watched._inherited.left and watched.in_flight_of_group(group_id) == COUNT
-    assert watched._room(group_id) == room and watched._inherited.left
-    world.run_until(lambda: not watched._inherited.left)
-    assert watched._room(group_id) == room and not watched._inherited.out and not watched._inherited._out_of
+    (group_id,) = watched.leases.in_flight_by_group()
+    assert watched.leases.inherited.left and watched.leases.in_flight_of_group(group_id) == COUNT
+    assert watched._room(group_id) == room and watched.leases.inherited.left
+    world.run_until(lambda: not watched.leases.inherited.left)
+    assert watched._room(group_id) == room and not watched.leases.inherited.out and not watched.leases.inherited._out_of
     schedule(world, TOPICS[-2:])
     world.run_until(lambda: len(client.got) == COUNT + room)
     world.run(1_000)
@@ -205,8 +205,8 @@ def test_no_lease_is_forgotten_between_two_turns(steps: str) -> None:
     world = World(6)
     holding(world, 30_000)
     watched = ended_and_begun(world, steps)
-    assert watched.in_flight == (COUNT if steps.endswith("b") else 0)
-    written = watched.lease_ranges()
+    assert watched.leases.in_flight == (COUNT if steps.endswith("b") else 0)
+    written = watched.leases.ranges()
     assert written is not None and named(r for ranges in written() for r in ranges) == COUNT
 
 
@@ -233,22 +233,22 @@ def test_a_slave_is_told_of_what_is_taken_over_while_the_table_is_told() -> None
     world = World(7)
     holding(world, 30_000)
     watched = ended_and_begun(world, "e")
-    keys = watched.heard.channels()
+    keys = watched.leases.heard.channels()
     until_ms = world.now_ms + 30_000
-    watched.heard.hear(
+    watched.leases.heard.hear(
         LeaseRange(group_id=g, topic_id=t, first_position=50, count=1, ids=bytes(7) + b"x", until_ms=until_ms)
         for g, t in keys
     )
     watched.begin(watched.term, ClusterMs(world.now_ms))
-    table = (r for some in watched._all_held() for r in ranges_of(some))
+    table = (r for some in watched.leases.all_held() for r in ranges_of(some))
     told = [next(table)]
-    watched.feed._note_given()
-    since = watched.feed._end
+    watched.leases.feed._note_given()
+    since = watched.leases.feed._end
     for key in keys[::2]:
-        watched._inherited.take(key)
-    watched.feed._note_given()
-    told += [*table, *itertools.islice(watched.feed._events, since - watched.feed._first, None)]
-    assert watched._inherited.left
+        watched.leases.inherited.take(key)
+    watched.leases.feed._note_given()
+    told += [*table, *itertools.islice(watched.leases.feed._events, since - watched.leases.feed._first, None)]
+    assert watched.leases.inherited.left
     assert named(r for r in told if not r.ids) == COUNT
     assert {r.topic_id for r in told if r.ids} == {topic_id for _, topic_id in keys}
 

@@ -63,7 +63,7 @@ def test_a_reset_delivers_again_as_the_first_time() -> None:
     world.run(500)
     assert {attempt for seen in client.got.values() for _, attempt, _ in seen} == {1}
     assert master.host is not None
-    assert master.host.core.parts.delivery.in_flight == 0 or master.host.core.state.backlog.total == 0
+    assert master.host.core.parts.delivery.leases.in_flight == 0 or master.host.core.state.backlog.total == 0
     admin(master, AdminCommand(reset_group=admin_pb2.ResetGroupRequest(name="g", start_from=LATEST)))
     client.schedule([50])
     world.run_until(lambda: len(client.got) == 41, 2_000)
@@ -104,7 +104,7 @@ def test_a_reset_before_anybody_consumes_voids_leases_of_an_earlier_master(monke
     monkeypatch.setattr(before, "consume", lambda *_: None)
     master = next_master(world, master)
     assert master.host is not None
-    assert master.host.core.parts.delivery.in_flight == 40, "it has heard of them"
+    assert master.host.core.parts.delivery.leases.in_flight == 40, "it has heard of them"
     admin(master, AdminCommand(reset_group=admin_pb2.ResetGroupRequest(name="g", start_from=EARLIEST)))
     after.consume()
     world.run_until(lambda: len(after.got) == 40, 2_000)
