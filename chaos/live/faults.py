@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.cluster import ChaosCluster, within
 from tickwheel.chaos.live.network import Counts, Spoiling, Way
 from tickwheel.chaos.live.plan import ALL, MASTER, SLAVE, Fault
 from tickwheel.chaos.live.watch import Watch
@@ -21,7 +21,6 @@ from tickwheel.node.local_cluster import LocalNode
 
 MASTER_S = 3.0
 """How long a fault waits for a master to strike. After that it strikes any node."""
-LOOK_S = 0.02
 CRASH_PERIOD_S = 2.0
 """Long enough for a node to be up and say hello before it dies again."""
 SKEW_MS = (2_000, 3_600_000)
@@ -205,12 +204,9 @@ async def _strike(fault: Fault, cluster: ChaosCluster, watch: Watch, rng: random
         return list(cluster.nodes)
     fit = [node for node in cluster.nodes if node.running and node.node_id not in cluster.paused]
     fit = fit or list(cluster.nodes)
-    loop = asyncio.get_running_loop()
-    end = loop.time() + MASTER_S
+    if fault.target in (MASTER, SLAVE):
+        await within(MASTER_S, lambda: watch.master() is not None)
     master = watch.master()
-    while master is None and fault.target in (MASTER, SLAVE) and loop.time() < end:
-        await asyncio.sleep(LOOK_S)
-        master = watch.master()
     if fault.target == MASTER and master is not None:
         return [master]
     if fault.target == SLAVE:

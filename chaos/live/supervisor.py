@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.cluster import ChaosCluster, within
 from tickwheel.chaos.live.history import HistoryWriter, TrueTime, anchor_now, read_history
 from tickwheel.chaos.live.injector import Injector
 from tickwheel.chaos.live.knobs import read_json
@@ -192,7 +192,8 @@ class Supervisor:
         with contextlib.suppress(TimeoutError, LocalClusterError):  # what is missing is for the verdict to say
             async with asyncio.timeout(HEAL_S):
                 await self._cluster.wait_ready(all_serve=False)
-                await _until(self._all_follow)
+                while not await self._all_follow():  # noqa: ASYNC110  # only asking tells
+                    await asyncio.sleep(LOOK_S)
                 self._history.write("healed", seconds=round(asyncio.get_running_loop().time() - began_s, 3))
         await asyncio.sleep(AFTER_HEAL_S)
 
@@ -203,18 +204,14 @@ class Supervisor:
         return len(masters) == 1 and "" not in masters and not self._cluster.died()
 
     async def _drain(self) -> None:
-        assert self._load is not None
+        load = self._load
+        assert load is not None
         self._history.write("drain")
         self._told("draining")
-        if self._load.poll() is None:
-            self._load.send_signal(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):  # the verdict sees a workload without an exit code
-            async with asyncio.timeout(DRAINED_S):
-                await _until(self._load_has_ended)
-        self._history.write("drained", code=self._load.poll())
-
-    async def _load_has_ended(self) -> bool:
-        return self._load is None or self._load.poll() is not None
+        if load.poll() is None:
+            load.send_signal(signal.SIGTERM)
+        await within(DRAINED_S, lambda: load.poll() is not None)  # if not, the verdict sees no exit code
+        self._history.write("drained", code=load.poll())
 
     async def _digests(self) -> None:
         """Until all nodes stand at one index, or time is up; then what each of them says."""
@@ -237,13 +234,6 @@ class Supervisor:
             with contextlib.suppress(TickwheelError):
                 topics = await client.admin.topics()
                 self._history.write("topics", topics={topic.name: topic.dispatched for topic in topics})
-
-
-async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
-    while True:
-        if await holds():
-            return
-        await asyncio.sleep(LOOK_S)
 
 
 def _begin_process(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
