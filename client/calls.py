@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -12,9 +12,6 @@ from google.protobuf.message import Message
 from tickwheel.client.cluster import TRY_TIMEOUT_S, Cluster
 from tickwheel.client.errors import Fault, TickwheelError, error_of, fault_of_call
 from tickwheel.client.requests import is_read
-
-if TYPE_CHECKING:
-    from tickwheel.client.async_client import AsyncClient
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -82,14 +79,21 @@ class ServiceCalls(Generic[S]):
         return dict(zip(addresses, await asyncio.gather(*map(one, addresses)), strict=True))
 
 
+class Calling(Protocol):
+    """A client: `timeout_s` is the deadline of its calls."""
+
+    cluster: Cluster
+    timeout_s: float
+
+
 async def ask(
-    client: AsyncClient,
+    client: Calling,
     service: Callable[[grpc.aio.Channel], S],
     method: Callable[[S], Callable[..., Awaitable[A]]],
     request: Message,
     try_timeout_s: float = TRY_TIMEOUT_S,
 ) -> A:
-    """The master's answer as it travels, for who does not want it as the client's types. Raises TickwheelError."""
+    """The master's answer to a call of any service, as it travels. Raises TickwheelError."""
 
     async def invoke(channel: grpc.aio.Channel, try_s: float) -> A:
         return await method(client.cluster.stub(service, channel))(request, timeout=try_s)
