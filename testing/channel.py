@@ -7,8 +7,6 @@ as on a wire, and arrives in order. Windows are without limit.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import inspect
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
@@ -19,7 +17,7 @@ import grpc
 
 from tickwheel.transport.channel import END_OF_STREAM, NO_CONNECTION
 from tickwheel.transport.connection import StreamOverError
-from tickwheel.transport.server import AbortedError, DirectHandler
+from tickwheel.transport.server import AbortedError, DirectHandler, handle
 
 MetadataPairs = Sequence[tuple[str, str | bytes]]
 
@@ -125,7 +123,8 @@ class ServerCall:
 
     async def _serve(self) -> None:
         try:
-            await self._handle()
+            await handle(self._handler, self, self._next)
+            self._finish(grpc.StatusCode.OK, "")
         except asyncio.CancelledError:
             self._finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
         except AbortedError as aborted:
@@ -134,25 +133,6 @@ class ServerCall:
             pass  # the caller is gone
         except Exception as error:
             self._broken(error)
-
-    async def _handle(self) -> None:
-        handler = self._handler
-        if handler.response_streaming:
-            if handler.request_streaming:
-                answers = handler.stream_stream(self, self)
-            else:
-                answers = handler.unary_stream(await self._next(), self)
-            if inspect.isasyncgen(answers):
-                async with contextlib.aclosing(answers):
-                    async for answer in answers:
-                        await self.write(answer)
-            else:
-                await answers
-        elif handler.request_streaming:
-            await self.write(await handler.stream_unary(self, self))
-        else:
-            await self.write(await handler.unary_unary(await self._next(), self))
-        self._finish(grpc.StatusCode.OK, "")
 
     def _broken(self, error: Exception) -> None:
         _log.error("a handler of %s failed", self._method, exc_info=error)

@@ -17,7 +17,7 @@ import logging
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -225,6 +225,25 @@ class AbortedError(Exception):
         super().__init__(details)
         self.code = code
         self.details = details
+
+
+async def handle(handler: Handler, call: Any, next_request: Callable[[], Awaitable[Any]]) -> None:
+    """Call a handler as grpc.aio does, and write its answers. `call`: its context, and its requests if many come."""
+    if handler.response_streaming:
+        if handler.request_streaming:
+            answers = handler.stream_stream(call, call)
+        else:
+            answers = handler.unary_stream(await next_request(), call)
+        if inspect.isasyncgen(answers):
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    await call.write(answer)
+        else:
+            await answers
+    elif handler.request_streaming:
+        await call.write(await handler.stream_unary(call, call))
+    else:
+        await call.write(await handler.unary_unary(await next_request(), call))
 
 
 class ServerStream(Stream):
@@ -583,25 +602,7 @@ class ServerStream(Stream):
         self._finish(grpc.StatusCode.UNKNOWN.value[0], f"unexpected {type(error).__name__}")
 
     async def _handle(self) -> None:
-        handler = self._handler
-        if handler.response_streaming:
-            if handler.request_streaming:
-                answers = handler.stream_stream(self, self)
-            else:
-                answers = handler.unary_stream(await self._next(), self)
-            if inspect.isasyncgen(answers):
-                async with contextlib.aclosing(answers):
-                    async for answer in answers:
-                        await self.write(answer)
-            else:
-                await answers
-            self._finish(0, "")
-            return
-        if handler.request_streaming:
-            answer = await handler.stream_unary(self, self)
-        else:
-            answer = await handler.unary_unary(await self._next(), self)
-        await self.write(answer)
+        await handle(self._handler, self, self._next)
         self._finish(0, "")
 
     def _wake_reader(self) -> None:
