@@ -146,6 +146,8 @@ class Promoter:
         try:
             await self._load_moved(done, told)
             await self._load_parts(done, told)
+        except OSError as error:  # in the folder of this promotion: what is loaded stays so
+            raise ColdError(f"{error.filename or self._work}: {error.strerror or error}") from error
         finally:
             shutil.rmtree(self._work, ignore_errors=True)
         done.seconds = time.monotonic() - started

@@ -212,6 +212,11 @@ def test_records_of_a_job_that_are_not_its_own_are_named_and_delay_no_other(
     (one / "manifest.json").write_bytes((two / "manifest.json").read_bytes())
     assert any("the manifest of job two" in text for text in promoted(spark, cluster, tmp_path).problems)
     aside.rename(one / "manifest.json")
+    (tmp_path / "_promote").rmdir()
+    (tmp_path / "_promote").touch()
+    with pytest.raises(ColdError, match=r"_promote.*: Not a directory"):
+        promoted(spark, cluster, tmp_path)
+    (tmp_path / "_promote").unlink()
     assert promoted(spark, cluster, tmp_path).problems == [] and len(cluster.payloads("one")) == 20
 
 
