@@ -253,6 +253,33 @@ def test_a_slave_is_told_of_what_is_taken_over_while_the_table_is_told() -> None
     assert {r.topic_id for r in told if r.ids} == {topic_id for _, topic_id in keys}
 
 
+def test_a_lease_that_is_settled_soon_enters_no_list() -> None:
+    """Over many topics nearly all are by the next upkeep. The others end, and count until then."""
+    table = LeaseTable()
+    given = [Lease((1, number), *one(0), 5_000 + number, 7) for number in range(10)]
+    for lease in given:
+        table.give(lease)
+    assert table.next_end_ms() == 5_000 and table.out() == 10
+    for _ in table.forget_settled(lambda channel: int(channel[1] < 8)):
+        pass
+    assert [lease.closed for lease in given] == [True] * 8 + [False] * 2
+    assert table.next_end_ms() == 5_008 == table._heap[0][0] and len(table._heap) == table.out() == 2
+    assert table.groups() == {1: 2} and table.channels() == [(1, 8), (1, 9)]
+    assert list(table.expire(5_008)) == given[8:9] and list(table.close_session(7)) == given[9:]
+    assert table.next_end_ms() is None and not table.out()
+
+
+def test_a_lease_that_ends_before_the_next_upkeep_is_over() -> None:
+    """Though it is in no list yet; the end of a shorter one that was listed since is no end of it."""
+    table = LeaseTable()
+    late, soon = (Lease((1, 1), *one(number), until_ms, 7) for number, until_ms in enumerate((2_000, 1_000)))
+    table.give(late)
+    table.give(soon)
+    assert not list(table.expire(999)) and not table._heap
+    assert list(table.expire(1_000)) == [soon]
+    assert table.next_end_ms() == 2_000 and list(table.expire(2_000)) == [late]
+
+
 def test_leases_of_an_ended_mastership_become_ranges_in_turns() -> None:
     table, heard = LeaseTable(), HeardLeases()
     for number in range(10):
