@@ -34,6 +34,7 @@ from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishi
 from tickwheel.node.state.ready import Arrival, by_topic
 from tickwheel.node.state.recurring import Recurring
 from tickwheel.node.state.results import (
+    ONE_SETTLED,
     AdminResult,
     CancelResult,
     DeadResult,
@@ -244,7 +245,7 @@ class StateMachine(StateView):
         first, targeted = topic.ready.append(arrival, stamped_ms, targeted=targeted)
         ready.append(MadeReady(topic_id, topic.name, first, units))
         subscriptions = self._state.groups.of_topic(topic_id)
-        self._state.backlog.arrived(topic_id, [subscription.group_id for subscription in subscriptions], len(units))
+        self._state.backlog.arrived(topic_id, subscriptions, len(units))
         for subscription in subscriptions:
             if subscription.start_ms:
                 subscription.skip_before_start(first, units["due_ms"])
@@ -292,7 +293,7 @@ class StateMachine(StateView):
         if kind in (SETTLE_ACK, SETTLE_SKIP) and subscription.settle_in_order(
             ids_bytes, attempts_bytes, positions_bytes
         ):
-            return SettleResult(settled=count, taken=count)
+            return ONE_SETTLED if count == 1 else SettleResult(settled=count, taken=count)
         ids = np.frombuffer(ids_bytes, "<u8")
         attempts = np.frombuffer(attempts_bytes, "<u4")
         positions = np.frombuffer(positions_bytes, "<u8") if positions_bytes else None

@@ -38,7 +38,8 @@ class Arrival(NamedTuple):
 
     topic_id: int
     units: Units
-    ids: Ids
+    ids: Ids | int
+    """A plain number for a single unit."""
     first_due_ms: int
     last_due_ms: int
 
@@ -52,11 +53,11 @@ def by_topic(units: Units) -> list[Arrival]:
     ids, due_ms, starts = ids_of(units), units["due_ms"], starts_of(topics)
     firsts = starts.tolist()
     lasts = [*firsts[1:], len(units)]
-    times = due_ms[starts].tolist(), due_ms[np.array(lasts) - 1].tolist()
+    columns = topics[starts], ids[starts], due_ms[starts], due_ms[np.array(lasts) - 1]
     return [
-        Arrival(topic_id, units[first:last], ids[first:last], first_due_ms, last_due_ms)
-        for topic_id, first, last, first_due_ms, last_due_ms in zip(
-            topics[starts].tolist(), firsts, lasts, *times, strict=True
+        Arrival(topic_id, units[first:last], ids[first:last] if last - first > 1 else id, first_due_ms, last_due_ms)
+        for first, last, topic_id, id, first_due_ms, last_due_ms in zip(
+            firsts, lasts, *(column.tolist() for column in columns), strict=True
         )
     ]
 
@@ -94,7 +95,7 @@ class ReadyLog:
         elif first_tick != self.last_tick:
             self._note_tick(first_tick)
         self._note_dispatch(first_due_ms // HOUR_MS, stamped_ms // HOUR_MS)
-        first = self.ids.append(ids) if len(ids) > 1 else self.ids.append_one(ids[0])
+        first = self.ids.append_one(ids) if isinstance(ids, int) else self.ids.append(ids)
         rows = np.flatnonzero(units["target_group"]) if targeted else _NONE
         if not len(rows):
             return first, False
@@ -132,7 +133,8 @@ class ReadyLog:
         """Note that messages of the hours from the first one on were dispatched."""
         place = len(self._hours) - 1
         while place >= 0 and self._hours[place] >= first_hour:
-            self._hour_dispatched[place] = max(self._hour_dispatched[place], stamped_hour)
+            if self._hour_dispatched[place] < stamped_hour:
+                self._hour_dispatched[place] = stamped_hour
             place -= 1
 
     def read(self, first: int, count: int) -> Ids:

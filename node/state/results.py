@@ -157,6 +157,10 @@ class SettleResult:
         )
 
 
+ONE_SETTLED = SettleResult(settled=1, taken=1)
+"""Over many topics the result of nearly every batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeadResult:
     """Letters of a replay or purge: changed; not there; there but not to be replayed (any more)."""

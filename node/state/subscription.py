@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,7 +147,7 @@ class Subscription:
     @property
     def stop(self) -> int:
         """First position that may not be handed out, or meet the filter, now."""
-        return min(self._ready.count, self.floor + self.window_messages_max)
+        return min(self._ready.count, self._window.floor + self.window_messages_max)
 
     @property
     def unchecked(self) -> int:
@@ -829,15 +829,15 @@ class Backlog:
             else:
                 del counts[key]
 
-    def arrived(self, topic_id: int, group_ids: Iterable[int], count: int) -> None:
-        """`count` new messages of this topic wait for each of these groups, at least one of each."""
-        by_group, groups = self.by_group, 0
-        for group_id in group_ids:
+    def arrived(self, topic_id: int, subscriptions: Sequence[Subscription], count: int) -> None:
+        """`count` new messages, at least one, wait in each of these subscriptions, which are those of their topic."""
+        by_group, added = self.by_group, len(subscriptions) * count
+        for subscription in subscriptions:
+            group_id = subscription.group_id
             by_group[group_id] = by_group.get(group_id, 0) + count
-            groups += 1
-        if groups:
-            self.total += groups * count
-            self.by_topic[topic_id] = self.by_topic.get(topic_id, 0) + groups * count
+        if added:
+            self.total += added
+            self.by_topic[topic_id] = self.by_topic.get(topic_id, 0) + added
 
     def fullest(self, limit: int) -> list[int]:
         """The `limit` topics with most waiting messages, most first."""

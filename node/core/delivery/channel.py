@@ -364,8 +364,8 @@ class Channel:
         queue = self._urgent if prefetched in self._urgent else self._prefetched
         place, count = queue.index(prefetched), len(prefetched.positions)
         room = self.config.staged_bytes_max - self._bytes
-        fit = count
-        if prefetched.bytes_of(0, count) > room:
+        fit, size = count, prefetched.bytes_of(0, count)
+        if size > room:
             fit = int(prefetched.ends.searchsorted(prefetched.before + room, "right"))
         if not fit and not self._bytes:
             fit = 1  # larger than all of the room
@@ -381,7 +381,8 @@ class Channel:
             behind.parked = True
             queue.insert(place + 1, behind)
             self._parked += 1
-        self._account(prefetched, prefetched.bytes_of(0, fit))
+            size = prefetched.bytes_of(0, fit)
+        self._account(prefetched, size)
         return True
 
     def _account(self, prefetched: Prefetched, size: int) -> None:
@@ -560,7 +561,7 @@ class Channel:
         for queue in (self._urgent, self._prefetched):
             if queue and queue[0].records is not None:
                 head = queue[0]
-                if not self._checked_of(head):
+                if self.subscription.checked is not None and not self._checked_of(head):
                     continue  # the filter sweep wakes the group when it has checked more
                 return max(int(head.due_ms[head.taken]), self.hold_until_ms)
         return None
@@ -577,10 +578,8 @@ class Channel:
         return due_ms if due_ms is None or self._prefetched_count >= full else max(due_ms, self.pace.until_ms)
 
     def _checked_of(self, prefetched: Prefetched) -> int:
-        """How many of the next messages the group's current filter has checked. The filter may have changed after they
-        were claimed."""
-        if self.subscription.checked is None:
-            return prefetched.count
+        """How many of the next messages the group's current filter has checked, if it has one. The filter may have
+        changed after they were claimed."""
         place: np.intp = np.searchsorted(
             prefetched.positions[prefetched.taken :], np.uint64(self.subscription.unchecked)
         )
@@ -603,17 +602,20 @@ class Channel:
                     break
                 if queue is self._prefetched and len(queue) > 1:
                     self._join(head, now_ms, limit)
-                first, ready = head.taken, head.count
+                first, end = head.taken, len(head.positions)
+                ready = end - first
                 if queue is self._prefetched and int(head.due_ms[-1]) > now_ms:
                     ready = int(head.due_ms[first:].searchsorted(now_ms, "right"))
-                count = min(ready, limit, self._checked_of(head))
+                count = min(ready, limit)
+                if self.subscription.checked is not None:
+                    count = min(count, self._checked_of(head))
                 if count <= 0:
                     break
                 head.taken = last = first + self._fitting(head, first, count)
                 self.pace.used = True
                 self._prefetched_count -= last - first
-                self._account(head, head.bytes_of(last, len(head.ends)) if head.count else 0)
-                if head.count == 0:
+                self._account(head, head.bytes_of(last, end) if last < end else 0)
+                if last == end:
                     queue.popleft()
                 return self._share(head, first, last)
         return None

@@ -269,9 +269,10 @@ class Delivery(Part):
 
     def _has_work(self, group_id: int, topic_id: int) -> None:
         """A topic of this group may have something to hand out again."""
-        for found in (self._work.get(group_id), self._unsettled.get(group_id)):
-            if found is not None:
-                found[topic_id] = None
+        if (work := self._work.get(group_id)) is not None:
+            work[topic_id] = None
+        if self._unsettled and (unsettled := self._unsettled.get(group_id)) is not None:
+            unsettled[topic_id] = None
 
     def _forget_work(self, group_id: int | None = None) -> None:
         """Look at all topics of a group, or of all groups, when it is served next."""
@@ -752,7 +753,7 @@ class Delivery(Part):
             channel.stir()
             self._has_work(*key)
             self.wake_group(key[0])
-        elif channel is not None and channel.next_position < self._state.ready_count(key[1]):
+        elif channel is not None and channel.next_position < channel.subscription.ready.count:
             self._dirty.add(key[0])
 
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:

@@ -205,12 +205,15 @@ class Counts(Part):
                 found[topic_id] = found.get(topic_id, 0) + count
         elif isinstance(result, DispatchResult):
             totals.dispatched += result.dispatched
-            for ready in result.ready:
-                self.add(ready.topic_id, DISPATCHED, len(ready.units))
+            found = self._since[DISPATCHED]
+            for topic_id, _, _, units in result.ready:
+                found[topic_id] = found.get(topic_id, 0) + len(units)
         elif isinstance(result, SettleResult):
             totals.settled += result.settled
+            found = self._since[SETTLED]
             for batch, part in zip(command.settle.batches, result.parts, strict=False):
-                self.add(batch.topic_id, SETTLED, part.settled)
+                topic_id = batch.topic_id
+                found[topic_id] = found.get(topic_id, 0) + part.settled
         elif isinstance(result, IngestResult):
             totals.scheduled += result.units
             totals.loaded += result.units
@@ -258,8 +261,9 @@ class Counts(Part):
         if again:
             counts.redelivered += again
             counts.redelivered_by_group[group_id] += again
+        found = self._since[DELIVERED]
         for topic_id, _, count in topics:
-            self.add(topic_id, DELIVERED, count)
+            found[topic_id] = found.get(topic_id, 0) + count
 
     def add(self, topic_id: int, what: int, count: int) -> None:
         """Count `count` messages of a topic; `what` is DISPATCHED or another of the module's numbers."""
