@@ -12,6 +12,7 @@ from tickwheel.node.core.delivery import delivery, fifo, settlements
 from tickwheel.node.core.delivery.broadcast import Broadcasts
 from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.fifo import FifoChannel
+from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX
 from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.promise import Reply
@@ -198,6 +199,13 @@ def resets_to_the_end(original: Any, self: Administration, request: ResetGroupRe
     if request.start_from == TIME:
         request.start_from = LATEST
     return original(self, request)
+
+
+@mutation(Returns, "positions", aim=aimed("kill", "slow-disk", couriers=1, lines=1, resets=1, lease_ms=300))
+def returns_outlive_resets(original: Any, self: Returns, key: Any, epoch: int) -> Any:
+    """After a reset, messages still wait for returns of before it."""
+    waiting = [positions for (channel, _), positions in self._under_way.items() if channel == key]
+    return np.array(sorted(set().union(*waiting)), np.uint64)
 
 
 # -- deliveries and settlements that hold several topics
