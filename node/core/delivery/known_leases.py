@@ -52,13 +52,14 @@ class KnownLeases:
         """Arguments as of `Inherited`."""
         self._state = state
         self._leading = False
-        self.table = LeaseTable(lambda key: self.inherited.take(key))
+        self.table = LeaseTable()
         """As master: those given out and taken over."""
         self.feed = LeaseFeed(state.floor)
         """As master: what the slaves have been told."""
         self.heard = HeardLeases()
         """What this node knows while it does not lead."""
         self.inherited = Inherited(state, self.table, self.feed, channel, now_ms, ahead=ahead)
+        self.table.inherit = self.inherited.take
 
     def begin(self, latest_ms: int) -> None:
         """This node leads: take over what it has heard. `latest_ms`: no lease is longer than that."""
