@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tickwheel.pipeline.places import PlaceError, local_folder
-from tickwheel.pipeline.sink_rejected import TEMPORARY, publish
+from tickwheel.pipeline.sink_rejected import TEMPORARY, fsync_folder, publish
 
 DAY_MS = 86_400_000
 JOBS, IDS, NEAR, REJECTED = "_jobs", "_ids", "_near", "_rejected"
@@ -90,16 +90,6 @@ def day_folder(day: int) -> str:
     return "day=" + datetime.fromtimestamp(day * DAY_MS / 1_000, UTC).strftime("%Y-%m-%d")
 
 
-def sync_folder(path: Path, above: int = 0) -> None:
-    """Sync a folder, and `above` folders above it, which may be new entries of their parents."""
-    for folder in (path, *path.parents[:above]):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 @contextmanager
 def _unfinished(path: Path) -> Iterator[None]:
     """Writes a file aside. It goes if that fails, or repeats would fill a full disk."""
@@ -116,7 +106,7 @@ def write_file(path: Path, data: bytes, *, aside: str) -> None:
     temporary = path.parent / f".{aside}.tmp"
     _write_synced(temporary, data)
     temporary.replace(path)
-    sync_folder(path.parent, above=1)  # the process that made the day's folder may have been killed before its sync
+    fsync_folder(path.parent, above=1)  # the process that made the day's folder may have been killed before its sync
 
 
 def _write_synced(path: Path, data: bytes) -> None:
@@ -129,7 +119,7 @@ def _write_synced(path: Path, data: bytes) -> None:
 def write_once(path: Path, body: dict[str, Any], above: int = 0) -> dict[str, Any]:
     """Write the file unless it exists. Returns its content, which is that of the first writer.
 
-    `above`: as in `sync_folder`.
+    `above`: as in `fsync_folder`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}-{uuid.uuid4().hex}.tmp"
@@ -142,7 +132,7 @@ def write_once(path: Path, body: dict[str, Any], above: int = 0) -> dict[str, An
         pass
     finally:
         temporary.unlink()
-    sync_folder(path.parent, above)
+    fsync_folder(path.parent, above)
     found = read_json(path)
     if found is None:
         raise ColdError(f"{path}: it was removed just after it was written")
@@ -340,7 +330,7 @@ def write_ids(store: ColdStore, manifest: ColdJobManifest, first_part: int, text
     with aside.open("rb") as written:
         os.fsync(written.fileno())
     aside.replace(target)
-    sync_folder(target.parent, above=1)
+    fsync_folder(target.parent, above=1)
     return target
 
 

@@ -15,7 +15,7 @@ Use a frame soon: a node drops a pin ten minutes after the last read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -174,21 +174,16 @@ async def _pinned(client: AsyncClient, group: str, due_ms_min: int) -> tuple[Set
 # -- in tasks
 
 
-async def _next(pages: AsyncIterator[SettledPage]) -> SettledPage | None:
-    return await anext(pages, None)
-
-
 def _settled_reader(
     connection: Connection, pin: SettledPin, group: str, passed_over: Accumulator[Gone]
 ) -> Callable[[Piece], Iterator[pa.RecordBatch]]:
     def read(piece: Piece) -> Iterator[pa.RecordBatch]:
         with connection.open() as client:
-            snapshot = client.asynchronous.snapshot
-            pages = snapshot.settled_pages(
+            pages = client.snapshot.settled_pages(
                 pin.address, pin.pin_id, piece.topic_id, piece.first, piece.end, content=True
             )
             first = piece.first
-            while (page := client.wait(_next(pages))) is not None:
+            for page in pages:
                 if page.removed:
                     passed_over.add(Gone([(piece.topic_id, first, first + page.removed)]))
                 if len(page.ids):
@@ -201,10 +196,10 @@ def _settled_reader(
 def _retries_reader(connection: Connection, pin: SettledPin) -> Callable[[Piece], Iterator[pa.RecordBatch]]:
     def read(piece: Piece) -> Iterator[pa.RecordBatch]:
         with connection.open() as client:
-            pages = client.asynchronous.snapshot.settled_pages(
+            pages = client.snapshot.settled_pages(
                 pin.address, pin.pin_id, piece.topic_id, piece.first, piece.end, content=False, retries=True
             )
-            while (page := client.wait(_next(pages))) is not None:
+            for page in pages:
                 columns = [id_column(page.ids), pa.array(page.positions.view(np.int64))]
                 yield pa.record_batch(columns, schema=_PLACES)
 

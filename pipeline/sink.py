@@ -141,10 +141,11 @@ def check_frame(schema: StructType, config: SinkConfig) -> None:
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """A task's report to the driver: the attempt that counts."""
+    """A task's report to the driver: the attempt that counts, of which run."""
 
     job_id: str
     batch: int
+    run_id: str
     partition: int
     attempt: int
     blocks: int
@@ -155,58 +156,116 @@ class StagedMessage(WriterCommitMessage):
     fingerprint: int
 
 
-def reach(config: SinkConfig, job_id: str) -> None:
-    """Check early that the cluster can be reached. Raises ClusterUnavailable, which names the addresses."""
-    with config.connection.open() as client:
-        client.staging.job(job_id, timeout_s=config.connect_timeout_s)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One try of a job, or of one of its batches. `folder`: for its rejected rows."""
+
+    config: SinkConfig
+    job_id: str
+    batch: int
+    run_id: str
+    folder: str
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """Stage a partition's rows, as one attempt."""
+        config, named = self.config, self.config.named
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        with config.connection.open() as client:
+            job = client.staging.job(self.job_id, self.batch)
+            limits = RowLimits(job.batch_messages_max, job.payload_bytes_max, ms_of("now", job.now + job.delay_max))
+            gatherer = RowGatherer(config.topic, limits, config.key_rule)
+            attempt = client.asynchronous.staging.attempt(
+                self.job_id, self.run_id, partition, self.batch, in_flight_max=config.in_flight, fingerprinted=named
+            )
+            rejected = RejectedFile(self.folder, sink_rejected.file_name(partition, attempt.attempt))
+            attempt.published_before = job.state in _COMMITTED
+            try:
+                # Rows of a named job are read even if it is published, to check that they are the same rows.
+                if named or not attempt.published_before:
+                    for item in batches:
+                        _send(client, attempt, gatherer.take(item), config.rate_limit)
+                        _reject(config, gatherer, rejected)
+                        if attempt.published_before and not named:
+                            break
+                    _send(client, attempt, gatherer.rest(), config.rate_limit)
+                staged = client.wait(attempt.finish())
+            finally:
+                name = rejected.close()
+            return StagedMessage(
+                job_id=self.job_id,
+                batch=self.batch,
+                run_id=self.run_id,
+                partition=partition,
+                attempt=attempt.attempt,
+                blocks=staged.blocks,
+                rows=staged.rows,
+                rejected_rows=rejected.rows,
+                rejected_file=name,
+                published_before=attempt.published_before,
+                fingerprint=attempt.fingerprint,
+            )
+
+    def commit(self, messages: Sequence[StagedMessage]) -> None:
+        """Schedule what the tasks have staged. Returns once all of it is scheduled."""
+        config, job_id = self.config, self.job_id
+        attempts = [
+            StagedAttempt(partition=m.partition, attempt=m.attempt, blocks=m.blocks, rows=m.rows)
+            for m in messages
+            if m.blocks
+        ]
+        fingerprint = 0
+        if config.named:
+            # 0 would mean no fingerprint, and the sum of no rows is 0.
+            fingerprint = sum(m.fingerprint for m in messages) % (1 << 64) or 1
+        with config.connection.open() as client:
+            job = client.staging.commit(
+                job_id,
+                self.run_id,
+                attempts,
+                self.batch,
+                publish_timeout_s=config.commit_timeout_s,
+                memory=span_of(config.job_memory_ms),
+                fingerprint=fingerprint,
+            )
+            repeated = any(m.published_before for m in messages)
+            if repeated and client.staging.job(job_id, self.batch + 1).state in _COMMITTED:
+                log.warning(
+                    "job %s: a later micro-batch than %d was scheduled before, so the rows of this one are not "
+                    "scheduled; if the stream has started over with another checkpoint, give it another job_id",
+                    job_id,
+                    self.batch,
+                )
+        # All rows of a named job were read again, so its bad rows take the place of those of its first run.
+        sink_rejected.publish(self.folder, [m.rejected_file for m in messages], replace=repeated and config.named)
+        rejected = sum(m.rejected_rows for m in messages)
+        if rejected:
+            log.warning("%d rows could not be messages; they are in %s with the reasons", rejected, self.folder)
+        if job.rows_discarded:
+            text = (
+                f"job {job_id}: {job.rows_discarded} of {job.rows} rows were not scheduled, because their topic was "
+                "deleted after they were staged, or another message holds their unique key; all others were, and the "
+                "job is done (with discarded_rows=report this is only a warning)"
+            )
+            if config.fail_on_discarded_rows:
+                raise DiscardedRowsError(text)
+            log.warning("%s", text)
+
+    def abort(self, messages: Sequence[StagedMessage]) -> None:
+        """Drop the run's staged rows, and refuse blocks that its tasks still send."""
+        with self.config.connection.open() as client:
+            client.staging.abort(self.job_id, self.run_id, self.batch)
+        sink_rejected.discard(self.folder, [m.rejected_file for m in messages])
 
 
-def write_partition(
-    config: SinkConfig, job_id: str, batch: int, run_id: str, folder: str, batches: Iterator[pa.RecordBatch]
-) -> StagedMessage:
-    """Stage a partition's rows, as one attempt."""
-    context = TaskContext.get()
-    partition = context.partitionId() if context is not None else 0
-    with config.connection.open() as client:
-        staging = client.asynchronous.staging
-        job = client.wait(staging.job(job_id, batch))
-        limits = RowLimits(job.batch_messages_max, job.payload_bytes_max, ms_of("now", job.now + job.delay_max))
-        gatherer = RowGatherer(config.topic, limits, config.key_rule)
-        named = config.named
-        attempt = staging.attempt(job_id, run_id, partition, batch, in_flight_max=config.in_flight, fingerprinted=named)
-        rejected = RejectedFile(folder, sink_rejected.file_name(partition, attempt.attempt))
-        attempt.published_before = job.state in _COMMITTED
-        try:
-            # Rows of a named job are read even if it is published, to check that they are the same rows.
-            if named or not attempt.published_before:
-                for item in batches:
-                    _send(client, attempt, gatherer.take(item), config.rate_limit)
-                    _reject(config, gatherer, rejected)
-                    if attempt.published_before and not named:
-                        break
-                _send(client, attempt, gatherer.rest(), config.rate_limit)
-            staged = client.wait(attempt.finish())
-        finally:
-            name = rejected.close()
-        return StagedMessage(
-            job_id=job_id,
-            batch=batch,
-            partition=partition,
-            attempt=attempt.attempt,
-            blocks=staged.blocks,
-            rows=staged.rows,
-            rejected_rows=rejected.rows,
-            rejected_file=name,
-            published_before=attempt.published_before,
-            fingerprint=attempt.fingerprint,
-        )
+def _new_run_id() -> str:
+    return f"run-{secrets.token_hex(12)}"
 
 
 def _send(client: Client, attempt: StagedAttemptWriter, blocks: Iterator[Rows], rate_limit: int) -> None:
     for rows in blocks:
         if rate_limit and not attempt.published_before:
-            staging = client.asynchronous.staging
-            time.sleep(client.wait(staging.reserve(attempt.job_id, len(rows.due_ms), rate_limit)))
+            time.sleep(client.staging.reserve(attempt.job_id, len(rows.due_ms), rate_limit))
         client.wait(attempt.write(rows))
 
 
@@ -218,92 +277,35 @@ def _reject(config: SinkConfig, gatherer: RowGatherer, rejected: RejectedFile) -
     rejected.write(bad)
 
 
-def _commit(
-    config: SinkConfig, job_id: str, batch: int, run_id: str, folder: str, messages: Sequence[StagedMessage]
-) -> None:
-    attempts = [
-        StagedAttempt(partition=m.partition, attempt=m.attempt, blocks=m.blocks, rows=m.rows)
-        for m in messages
-        if m.blocks
-    ]
-    fingerprint = 0
-    if config.named:
-        # 0 would mean no fingerprint, and the sum of no rows is 0.
-        fingerprint = sum(m.fingerprint for m in messages) % (1 << 64) or 1
-    with config.connection.open() as client:
-        job = client.staging.commit(
-            job_id,
-            run_id,
-            attempts,
-            batch,
-            publish_timeout_s=config.commit_timeout_s,
-            memory=span_of(config.job_memory_ms),
-            fingerprint=fingerprint,
-        )
-        repeated = any(m.published_before for m in messages)
-        if repeated and client.staging.job(job_id, batch + 1).state in _COMMITTED:
-            log.warning(
-                "job %s: a later micro-batch than %d was scheduled before, so the rows of this one are not scheduled; "
-                "if the stream has started over with another checkpoint, give it another job_id",
-                job_id,
-                batch,
-            )
-    # All rows of a named job were read again, so its bad rows take the place of those of its first run.
-    sink_rejected.publish(folder, [m.rejected_file for m in messages], replace=repeated and config.named)
-    rejected = sum(m.rejected_rows for m in messages)
-    if rejected:
-        log.warning("%d rows could not be messages; they are in %s with the reasons", rejected, folder)
-    if job.rows_discarded:
-        text = (
-            f"job {job_id}: {job.rows_discarded} of {job.rows} rows were not scheduled, because their topic was "
-            "deleted after they were staged, or another message holds their unique key; all others were, and the job "
-            "is done (with discarded_rows=report this is only a warning)"
-        )
-        if config.fail_on_discarded_rows:
-            raise DiscardedRowsError(text)
-        log.warning("%s", text)
-
-
-def _abort(
-    config: SinkConfig, job_id: str, batch: int, run_id: str, folder: str, messages: Sequence[StagedMessage]
-) -> None:
-    with config.connection.open() as client:
-        client.staging.abort(job_id, run_id, batch)
-    sink_rejected.discard(folder, [m.rejected_file for m in messages])
-
-
 def _given(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
     """The reports of tasks that finished."""
     return [message for message in messages if isinstance(message, StagedMessage)]
 
 
 class TickwheelWriter(DataSourceArrowWriter):
-    """A batch write. Made once on the driver and copied to every task; its run id names this try of the job."""
+    """A batch write. Made once on the driver and copied to every task, with the run that it is."""
 
     def __init__(self, config: SinkConfig, schema: StructType) -> None:
-        """Raises SchemaError, ClusterUnavailable."""
+        """Raises SchemaError; ClusterUnavailable, which names the addresses."""
         check_frame(schema, config)
-        self._config = config
-        self._run_id = f"run-{secrets.token_hex(12)}"
-        self._folder = f"{config.rejected_path}/{config.job_id}"
+        folder = f"{config.rejected_path}/{config.job_id}"
         if config.batch_id:
-            self._folder += f"/{config.batch_id}"
-        reach(config, config.job_id)
+            folder += f"/{config.batch_id}"
+        self._run = Run(config, config.job_id, config.batch_id, _new_run_id(), folder)
+        with config.connection.open() as client:  # rather than find nobody once all rows were computed
+            client.staging.job(config.job_id, timeout_s=config.connect_timeout_s)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """A task: stage its rows."""
-        config = self._config
-        return write_partition(config, config.job_id, config.batch_id, self._run_id, self._folder, iterator)
+        return self._run.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks have succeeded: schedule what they staged. Returns once all of it is scheduled."""
-        config = self._config
-        _commit(config, config.job_id, config.batch_id, self._run_id, self._folder, _given(messages))
+        """All tasks have succeeded."""
+        self._run.commit(_given(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The job failed or was cancelled: drop this run's staged rows, and refuse blocks that its tasks still send."""
-        config = self._config
-        _abort(config, config.job_id, config.batch_id, self._run_id, self._folder, _given(messages))
+        """The job failed or was cancelled."""
+        self._run.abort(_given(messages))
 
 
 class TickwheelStreamWriter(DataSourceStreamArrowWriter):
@@ -316,7 +318,10 @@ class TickwheelStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, config: SinkConfig, schema: StructType) -> None:
         check_frame(schema, config)
         self._config = config
-        self._run_id = f"run-{secrets.token_hex(12)}"
+        self._run_id = _new_run_id()
+
+    def _run(self, query_id: str, batch: int, run_id: str) -> Run:
+        return Run(self._config, query_id, batch, run_id, f"{self._config.rejected_path}/{query_id}/{batch}")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """A task: stage its rows under query and batch."""
@@ -325,34 +330,14 @@ class TickwheelStreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(BATCH_ID) if context is not None else None
         if not query_id or batch is None:
             raise RuntimeError("this Spark does not tell tasks their query and batch: exactly once is not possible")
-        folder = self._folder(query_id, int(batch))
-        message = write_partition(self._config, query_id, int(batch), self._run_id, folder, iterator)
-        return StreamMessage(**vars(message), run_id=self._run_id)
+        return self._run(query_id, int(batch), self._run_id).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Schedule the batch, once even if Spark replays it."""
-        given = _given(messages)
-        if given:
-            first = given[0]
-            assert isinstance(first, StreamMessage)
-            folder = self._folder(first.job_id, batchId)
-            _commit(self._config, first.job_id, batchId, first.run_id, folder, given)
+        if given := _given(messages):
+            self._run(given[0].job_id, batchId, given[0].run_id).commit(given)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Drop the staged rows of finished tasks; those of others expire or are dropped with the next commit."""
-        given = _given(messages)
-        if given:
-            first = given[0]
-            assert isinstance(first, StreamMessage)
-            folder = self._folder(first.job_id, batchId)
-            _abort(self._config, first.job_id, batchId, first.run_id, folder, given)
-
-    def _folder(self, query_id: str, batch: int) -> str:
-        return f"{self._config.rejected_path}/{query_id}/{batch}"
-
-
-@dataclass
-class StreamMessage(StagedMessage):
-    """The report of a stream's task, with its run, since another writer object commits."""
-
-    run_id: str = ""
+        if given := _given(messages):
+            self._run(given[0].job_id, batchId, given[0].run_id).abort(given)

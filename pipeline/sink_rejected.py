@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from tickwheel.storage.plain_file import fsync_directory
+
 TEMPORARY = "_temporary"
 _NAME = re.compile(r"part-\d{5,}-[0-9a-f]{16}\.parquet")
 """The file of an attempt of the sink, as `file_name` gives it."""
@@ -30,16 +32,10 @@ def absolute(path: str) -> str:
     return path if "://" in path else str(Path(path).absolute())
 
 
-def _fsync(system: fs.FileSystem, path: str, above: int) -> None:
-    """Bring a file or folder of this machine to stable storage, and `above` folders above it. Other systems see to that
-    themselves."""
-    if isinstance(system, fs.LocalFileSystem):
-        for place in (Path(path), *list(Path(path).parents)[:above]):
-            handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+def fsync_folder(path: Path, above: int = 0) -> None:
+    """Bring a folder to stable storage, and `above` folders above it, which may be new entries of their parents."""
+    for folder in (path, *path.parents[:above]):
+        fsync_directory(folder)
 
 
 def _opened(path: str) -> tuple[fs.FileSystem, str]:
@@ -72,7 +68,11 @@ class RejectedFile:
             return ""
         self._writer.close()
         system, folder = _opened(self._folder)
-        _fsync(system, f"{folder}/{TEMPORARY}/{self.name}", above=4)
+        if isinstance(system, fs.LocalFileSystem):  # other systems see to that themselves
+            path = Path(folder) / TEMPORARY / self.name
+            with path.open("rb") as written:
+                os.fsync(written.fileno())
+            fsync_folder(path.parent, above=3)
         return self.name
 
 
@@ -89,7 +89,8 @@ def publish(folder: str, names: Sequence[str], *, replace: bool = False) -> None
         source = f"{base}/{TEMPORARY}/{name}"
         if system.get_file_info(source).type != fs.FileType.NotFound:
             system.move(source, f"{base}/{name}")
-    _fsync(system, base, above=0)
+    if isinstance(system, fs.LocalFileSystem):
+        fsync_folder(Path(base))
     if replace:
         for info in system.get_file_info(fs.FileSelector(base)):
             if info.base_name not in named and _NAME.fullmatch(info.base_name):

@@ -122,17 +122,17 @@ class PendingReader(DataSourceReader):
         return [PendingPart(load_id, number, parts) for number in range(parts)]
 
     def _pin(self, client: Client, name: str) -> Pin:
-        config, snapshot = self._config, client.asynchronous.snapshot
+        config = self._config
         if config.as_of:
-            return client.wait(snapshot.held(config.as_of))
+            return client.snapshot.held(config.as_of)
         wanted: dict[str, Any] = {
             "due_ms_min": config.due_ms_min,
             "due_ms_max": config.due_ms_max,
             "reader": config.read_from,
         }
         if not name:
-            return client.wait(snapshot.pin(config.topics, **wanted))
-        return client.wait(snapshot.agreed(name, config.topics, **wanted))
+            return client.snapshot.pin(config.topics, **wanted)
+        return client.snapshot.agreed(name, config.topics, **wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task: the pages of its hours. All tasks of a query read one pin, whichever of them comes first."""

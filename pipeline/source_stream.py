@@ -223,11 +223,11 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _undelivered(self, topics: list[str]) -> tuple[dict[str, int], int]:
         """(unsettled dispatched messages by topic; messages of all topics now leased to consumers)."""
         client = self._open()
-        snapshot, group = client.asynchronous.snapshot, self._config.group
+        snapshot, group = client.snapshot, self._config.group
         groups = client.admin.groups()
         elsewhere = next((int(item.in_flight) for item in groups if item.name == group), 0)
-        pin = client.wait(snapshot.pin_settled(group, reader="master"))
-        client.wait(snapshot.unpin(pin.address, pin.pin_id))
+        pin = snapshot.pin_settled(group, reader="master")
+        snapshot.unpin(pin.address, pin.pin_id)
         waiting = {topic.name: topic.open for topic in pin.topics}
         return {topic: waiting.get(topic, 0) for topic in topics}, elsewhere
 

@@ -23,9 +23,9 @@ from tickwheel.pipeline.sink import (
     JOB_MEMORY_MS,
     OPTIONS,
     DiscardedRowsError,
+    Run,
     StagedMessage,
     TickwheelWriter,
-    _commit,
     sink_config,
 )
 from tickwheel.pipeline.sink_rows import SchemaError, check_schema
@@ -191,7 +191,7 @@ def test_a_stream_is_remembered_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "open", lambda _: Cluster())
     for stream, given in ((True, {}), (True, {"job_memory_ms": "90000"}), (False, {}), (False, {"job_id": "j"})):
         config = sink_config(Options({"addresses": "h:1", "topic": "t", **given}, OPTIONS), stream=stream)
-        _commit(config, "job", 0, "run", "", [StagedMessage("job", 0, 0, 1, 1, 1, 0, "", False, 7)])
+        Run(config, "job", 0, "run", "").commit([StagedMessage("job", 0, "run", 0, 1, 1, 1, 0, "", False, 7)])
     wanted = [
         (span_of(ms), fingerprint) for ms, fingerprint in ((JOB_MEMORY_MS, 0), (90_000, 0), (0, 0), (JOB_MEMORY_MS, 7))
     ]
