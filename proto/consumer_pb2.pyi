@@ -302,8 +302,8 @@ class DeliverBatch(_message.Message):
     in the meta, and settle what has none of these as SKIP.
     """
     epoch: _builtins.int
-    """How often the group was reset: hand it back with settlements and extensions, or those of deliveries from before a
-    reset would count after it.
+    """Hand it back as it is with settlements and extensions, or those of deliveries from before a reset of the group would
+    count after it, and those of a deleted group for one that is made again under its name. It rises with each reset.
     """
     topic_counts: _builtins.bytes
     """uint32 for each of `topics`: how many rows it has, at least one."""

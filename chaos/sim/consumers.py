@@ -22,6 +22,7 @@ from tickwheel.chaos.sim.history_messages import (
     SessionOver,
     Settled,
     SettleSent,
+    epoch_in,
 )
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.producers import TOPICS, UID
@@ -100,7 +101,7 @@ def note_delivered(
     ids = np.frombuffer(batch.ids, "<u8").tolist()
     attempts = np.frombuffer(batch.attempts, "<u4").tolist()
     due = np.frombuffer(batch.due_ms, "<i8").tolist()
-    places = [(part.topic, part.epoch, uid) for part in parts for uid in part.uids]
+    places = [(part.topic, epoch_in(part.epoch), uid) for part in parts for uid in part.uids]
     for id64, attempt, due_ms, (topic, epoch, uid) in zip(ids, attempts, due, places, strict=True):
         machine.note(
             Delivered,
@@ -323,7 +324,7 @@ class Consumers:
                 np.frombuffer(ids, "<u8").tolist(),
                 [uid for part in parts for uid in part.uids],
                 np.frombuffer(attempts, "<u4").tolist(),
-                [part.epoch for part in parts for _ in part.uids],
+                [epoch_in(part.epoch) for part in parts for _ in part.uids],
                 strict=True,
             )
         )

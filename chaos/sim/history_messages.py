@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tickwheel.chaos.sim.history import Record
 from tickwheel.node.failure import Failure
+from tickwheel.node.state.subscription import MARKS_FROM
 from tickwheel.proto import common_pb2
 
 # -- producers
@@ -134,7 +135,12 @@ class Delivered(Record):
     broadcast: bool = False
     """Every consumer of the group gets it."""
     epoch: int = 0
-    """Number of resets of the group, as the node reports it."""
+    """Number of resets of the group, as the node reports it (`epoch_in`)."""
+
+
+def epoch_in(mark: int) -> int:
+    """Number of resets of the group in the mark of a delivery."""
+    return mark % MARKS_FROM
 
 
 SETTLING = ("ACK", "DEAD", "SKIP")

@@ -24,6 +24,7 @@ from tickwheel.chaos.sim.history_messages import (
     Row,
     Settled,
     SettleSent,
+    epoch_in,
 )
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.producers import Producers
@@ -165,7 +166,7 @@ class Parcels(AskingClients):
         def arrived(by: tuple[str, int, int, int, float], leased: bool) -> None:
             for id64, attempt in rows:
                 uid = self._last[id64][0]
-                self._history.note(Extended, GROUP, uid, attempt, *by, batch.epoch, leased)
+                self._history.note(Extended, GROUP, uid, attempt, *by, epoch_in(batch.epoch), leased)
 
         self._wires.call(machine, extend)
         self._work(puller, number, batch, extensions - 1)
@@ -176,7 +177,7 @@ class Parcels(AskingClients):
         name = consumer_pb2.Outcome.Name(outcome)
         rows = [(id64, self._last[id64][0], attempt) for id64, attempt in _rows_of(batch)]
         for id64, uid, attempt in rows:
-            self._history.note(SettleSent, GROUP, id64, uid, attempt, name, 0, batch.epoch)
+            self._history.note(SettleSent, GROUP, id64, uid, attempt, name, 0, epoch_in(batch.epoch))
         request = consumer_pb2.SettleBatch(
             sequence=1,
             group=GROUP,
@@ -192,7 +193,7 @@ class Parcels(AskingClients):
             puller.open.discard(number)
             if not isinstance(answer, Failure) and answer.settled == len(rows):
                 for id64, uid, attempt in rows:
-                    self._history.note(Settled, GROUP, id64, uid, attempt, name, batch.epoch)
+                    self._history.note(Settled, GROUP, id64, uid, attempt, name, epoch_in(batch.epoch))
 
         def timed_out() -> None:
             puller.open.discard(number)

@@ -62,6 +62,7 @@ HOLDS_ROWS = 16_384
 """Retries of a topic, the newest, among which `retries_open` searches."""
 _FIRST_ATTEMPT = (1).to_bytes(4, "little")
 _FIRST_ATTEMPTS = np.ones(CHUNK, np.uint32)
+MARKS_FROM = 1 << 16
 NOT_JUDGED = 1 << 62
 """Value of `judged_from` after a checkpoint of an earlier version, which does not have it."""
 
@@ -70,6 +71,12 @@ def _joined(parts: list[NDArray[Any]], dtype: type[np.integer[Any]]) -> NDArray[
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def mark_of(group_id: int, epoch: int) -> int:
+    """What deliveries name as their epoch, and settlements and extensions hand back: 32 bits that differ between a
+    group and one that is made again under its name."""
+    return ((group_id % (MARKS_FROM - 1) + 1) * MARKS_FROM + epoch) % (1 << 32)
 
 
 class Subscription:
@@ -126,6 +133,13 @@ class Subscription:
         self.start_ms = start_ms
         self.began = min(self.began, position)
         self.begin_at(position)
+
+    def epoch_of(self, told: int | None) -> int | None:
+        """The epoch of a delivery with this mark (`mark_of`): one that this subscription never has, if the delivery was
+        of another group. A mark below MARKS_FROM is the epoch itself, as the version before told it."""
+        if told is None or told < MARKS_FROM:
+            return told
+        return (told - mark_of(self.group_id, 0)) % (1 << 32)
 
     # -- for the delivery
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.delivery.partial_read import ReadRows
-from tickwheel.node.state.subscription import ATTEMPT_MAX, Attempts, Positions, Subscription
+from tickwheel.node.state.subscription import ATTEMPT_MAX, Attempts, Positions, Subscription, mark_of
 from tickwheel.wheel.units import Ids, Units, ids_of, join_units, picked
 
 FETCHES_MAX = 8
@@ -271,6 +271,11 @@ class Channel:
     def claims(self, position: int, attempt: int) -> bool:
         """Whether a returned message is held, or is prefetched or out again in this attempt or a later one."""
         return self._claimed_again.get(position, 0) >= attempt or position in self._held
+
+    @property
+    def mark(self) -> int:
+        """What deliveries name as their epoch."""
+        return mark_of(self.key[0], self.epoch)
 
     @property
     def prefetched_count(self) -> int:

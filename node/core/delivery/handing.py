@@ -53,11 +53,11 @@ def batch_of(shares: Sequence[Share], term: int, lease_until_ms: int, filter: st
         filter=filter,
     )
     if len(shares) == 1:
-        batch.topic, batch.epoch = shares[0].channel.topic, shares[0].channel.epoch
+        batch.topic, batch.epoch = shares[0].channel.topic, shares[0].channel.mark
     else:
         batch.topics.extend([share.channel.topic for share in shares])
         batch.topic_counts = np.array([len(share.records) for share in shares], "<u4").tobytes()
-        batch.epochs = np.array([share.channel.epoch for share in shares], "<u4").tobytes()
+        batch.epochs = np.array([share.channel.mark for share in shares], "<u4").tobytes()
     return batch
 
 

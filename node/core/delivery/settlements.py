@@ -71,6 +71,7 @@ class Rows(NamedTuple):
     positions: bytes
     """Empty: the messages are searched by their ids."""
     epoch: int | None
+    """As delivered (`Subscription.epoch_of`)."""
 
     @property
     def messages(self) -> int:
@@ -253,7 +254,7 @@ class Settlements:
             ids=ids,
             attempts=attempts,
             positions=positions,
-            epoch=epoch,
+            epoch=subscription.epoch_of(epoch),
         )
 
     def _leaving(
@@ -272,7 +273,9 @@ class Settlements:
             due_ms, cause = None, DECLARED_DEAD
         else:
             due_ms, cause = self._due_ms(now_ms, self._pauses_ms(key[0], batch, deliveries)), REFUSED
-        return Leaving(key, kind, ids, attempts, positions, due_ms, cause, batch.reason, reply, rows.epoch)
+        return Leaving(
+            key, kind, ids, attempts, positions, due_ms, cause, batch.reason, reply, subscription.epoch_of(rows.epoch)
+        )
 
     @property
     def _windows_full(self) -> bool:
@@ -369,7 +372,7 @@ class Settlements:
         ids = np.frombuffer(rows.ids, "<u8")
         positions = np.frombuffer(rows.positions, "<u8") if rows.positions else None
         found, known = subscription.locate(ids, positions)
-        if rows.epoch not in (None, subscription.epoch):
+        if subscription.epoch_of(rows.epoch) not in (None, subscription.epoch):
             known[:] = False
         return (subscription.group_id, subscription.topic_id), found[known], len(np.unique(ids))
 
@@ -390,7 +393,7 @@ class Settlements:
         once = _rows_once(subscription, ids, attempts, positions)
         ids, attempts = ids[once], attempts[once]
         found, known = subscription.locate(ids, None if positions is None else positions[once])
-        if batch.HasField("epoch") and batch.epoch != subscription.epoch:
+        if batch.HasField("epoch") and subscription.epoch_of(batch.epoch) != subscription.epoch:
             known[:] = False
         if self._state.group_broadcasting(key[0]):
             known[:] = False  # several consumers hold a lease on one message: no single one can be extended

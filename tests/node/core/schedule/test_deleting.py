@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.node.core.schedule.test_pending import ask, core_of, counted, schedule
@@ -243,6 +244,56 @@ def test_masters_die_while_dead_letters_go(monkeypatch: pytest.MonkeyPatch) -> N
     world.run_until(lambda: state(world) is not None and len(digests(world)) == 1)
     world.run_until(lambda: dead_count(world, "g") == 3)
     assert listed(world, "g") == ["u", "u", "u"]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one topic", "several topics"])
+@pytest.mark.parametrize("outcome", [consumer_pb2.ACK, consumer_pb2.RETRY])
+def test_what_a_deleted_group_held_is_not_settled_for_one_of_its_name(
+    several: bool, outcome: consumer_pb2.Outcome.ValueType
+) -> None:
+    """The group is made again, to start over, while consumers of the one before still hold messages."""
+    world = World(1)
+    world.elect()
+    topics = ["t", "u"] if several else ["t"]
+    for group in ("g", "other"):
+        made(world, group, topics)
+    schedule(world, [(topic, 50 + number, "k", []) for number in range(3) for topic in topics])
+    world.run(500)
+    consumers = core_of(world).parts.consumers
+
+    def pulled(topic: str) -> consumer_pb2.DeliverBatch:
+        request = consumer_pb2.PullRequest(group="g", topics=[topic], messages_max=10, wait_ms=100, lease_ms=5_000)
+        batch: consumer_pb2.DeliverBatch = ask(world, consumers.pull(request))
+        return batch
+
+    held = [pulled(topic) for topic in topics]
+    assert [len(batch.ids) for batch in held] == [3 * 8] * len(topics)
+    assert delete_group(world, confirmed=True).state == SWEEP_FINISHED
+    made(world, "g", topics)
+    late = consumer_pb2.SettleBatch(sequence=1, group="g", outcome=outcome)
+    for name in ("ids", "attempts", "positions"):
+        setattr(late, name, b"".join(getattr(batch, name) for batch in held))
+    if several:
+        late.topics.extend(topics)
+        late.topic_counts = np.full(2, 3, "<u4").tobytes()
+        late.epochs = np.array([batch.epoch for batch in held], "<u4").tobytes()
+    else:
+        late.topic, late.epoch = "t", held[0].epoch
+    answers: list[Any] = []
+    consumers.settle(late, Reply.either(answers.append))
+    world.run_until(lambda: bool(answers))
+    assert (answers[0].settled, answers[0].stale) == (0, 3 * len(topics))
+    again = [pulled(topic) for topic in topics]
+    assert [batch.ids for batch in again] == [batch.ids for batch in held]
+    extension = consumer_pb2.ExtendBatch(group="g", topic="t", ids=again[0].ids, attempts=again[0].attempts)
+    for batch, extended in (held[0], 0), (again[0], 3):
+        extension.epoch = batch.epoch
+        assert consumers.extend(extension).extended == extended
+
+
+def made(world: World, group: str, topics: list[str]) -> None:
+    command = AdminCommand(create_group=admin_pb2.CreateGroupRequest(name=group, topics=topics))
+    ask(world, core_of(world).parts.requests.admin(command))
 
 
 @pytest.mark.parametrize("settles", [True, False], ids=["all settled", "some out"])
