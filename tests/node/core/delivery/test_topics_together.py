@@ -22,6 +22,7 @@ from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure, limit_reached, refuse
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.subscription import mark_of
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest
 from tickwheel.proto.admin_pb2 import Settings as SettingsMessage
@@ -135,7 +136,7 @@ def test_one_batch_and_one_command_for_all_topics(world: World, monkeypatch: pyt
     assert list(batch.topics) == ["a", "b", "c"] and not batch.topic
     assert np.frombuffer(batch.topic_counts, "<u4").tolist() == [3, 2, 2] and batch.records == b"aaabbcc"
     assert np.frombuffer(batch.positions, "<u8").tolist() == [0, 1, 2, 0, 1, 0, 1]
-    assert np.frombuffer(batch.epochs, "<u4").tolist() == [0, 0, 0]
+    assert np.frombuffer(batch.epochs, "<u4").tolist() == [mark_of(1, 0)] * 3
     core = taker.node.host.core if taker.node.host else None
     assert core is not None
     submitted: list[Command] = []
@@ -193,10 +194,10 @@ def test_a_reset_of_one_topic_makes_its_rows_stale_and_no_others(world: World) -
     world.run_until(lambda: bool(taker.batches))
     assert parts(taker.settle(settlement(first))) == [[1, 0, 0], [0, 1, 0], [1, 0, 0]]
     again = taker.batches[0]
-    assert (again.topic, again.epoch) == ("b", 1)
+    assert (again.topic, again.epoch) == ("b", mark_of(1, 1))
     schedule(world, "ab")
     world.run_until(lambda: len(taker.batches) == 2)
-    assert np.frombuffer(taker.batches[1].epochs, "<u4").tolist() == [0, 1]
+    assert np.frombuffer(taker.batches[1].epochs, "<u4").tolist() == [mark_of(1, 0), mark_of(1, 1)]
     assert parts(taker.settle(settlement(taker.batches[1]))) == [[1, 0, 0], [1, 0, 0]]
 
 
