@@ -23,7 +23,7 @@ from tickwheel.chaos.live.verdict import Broken, Verdict
 from tickwheel.chaos.printing import bare_table
 
 WARM_S = 1.6
-"""Load before anything is done: the run is void if it is too small."""
+"""Load before anything is done. If it is too small, the run proves nothing."""
 BEYOND_MS = 5.0
 """P3's slack beside the error that a node shows."""
 AHEAD_MS = 100.0

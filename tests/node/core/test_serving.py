@@ -336,7 +336,7 @@ def test_a_lease_whose_return_fails_is_returned_later(monkeypatch: pytest.Monkey
 
 
 def test_a_mistake_in_the_rates_ends_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each node would end in the same second: they count the same. The rates begin anew."""
+    """Each node would end in the same second: they count the same. The rates start again from zero."""
     world, master, reported = world_with_messages()
     assert master.host is not None
     counts = master.host.core.parts.counts
