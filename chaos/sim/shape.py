@@ -160,6 +160,9 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
     if any(one(name) for name in ("sweeps", "listeners", "couriers")) or (one("lines") and one("resets")):
         # At the end every swept message is looked up, and a reset goes back to messages in these hours.
         choices["hours_kept"] = (1,)
+    if one("tight"):
+        # Both bound what a node reads and hands out in a turn of its loop. With both it cannot keep up.
+        choices["turn"] = (0,)
     if long:
         choices["thin"] = (seconds // DENSE_SECONDS,)
         choices["sharing_percent"] = (100 + SHARING_PERCENT * sum(map(one, WRITERS)),)
