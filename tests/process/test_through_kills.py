@@ -11,7 +11,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,11 +22,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from tests.process.commands import COMMAND
+from tests.process.commands import COMMAND, command
 from tests.process.test_recovery import until_equal
 from tickwheel.client import AsyncClient, Client, Delivery, Selection, Sweep
 from tickwheel.client.producer import Producer
-from tickwheel.node.cli import program as cli
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 from tickwheel.proto import common_pb2
 
@@ -35,8 +34,6 @@ HOUR_MS = 3_600_000
 SOME, MORE = 10_000, 20_000
 """Messages of a sweep: ten steps or twenty, so that a kill comes in the middle; more for those that begin first."""
 FEW = 20
-
-Tickwheel = Callable[..., Awaitable[list[Any]]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -48,19 +45,25 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
         await until_equal(started.nodes)
 
 
-@pytest.fixture
-def tickwheel(cluster: LocalCluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tickwheel:
-    """The command line, several commands at once if asked; what each answers."""
+@pytest.fixture(autouse=True)
+def named(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands find the nodes."""
     monkeypatch.setenv("TICKWHEEL_ADDRESS", ",".join(cluster.addresses))
 
-    async def run(*commands: Sequence[str]) -> list[Any]:
-        capfd.readouterr()
-        codes = await asyncio.gather(*(asyncio.to_thread(cli.run, [*words, "--json"]) for words in commands))
-        said = capfd.readouterr()
-        assert not any(codes), said
-        return [json.loads(line) for line in said.out.splitlines()]
 
-    return run
+async def tickwheel(*words: str) -> Any:
+    """What a command answers."""
+    return json.loads((await command(*words, "--json")).stdout or "null")
+
+
+async def tickwheel_beside(*words: str) -> Any:
+    """The same in a process of its own, so that several can run at once."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *words, "--json", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    said, told = await process.communicate()
+    assert process.returncode == 0, (words, told)
+    return json.loads(said)
 
 
 async def kill(cluster: LocalCluster, node: LocalNode) -> None:
@@ -96,13 +99,16 @@ class Part:
             self.first_id = self.first_id or (await receipt).texts()[0]
 
 
-async def until_begun(client: AsyncClient, count: int) -> dict[str, Sweep]:
-    """Wait until there are so many sweeps."""
+async def until_begun(client: AsyncClient, count: int, *asking: asyncio.Future[Any]) -> dict[str, Sweep]:
+    """Wait until there are so many sweeps; raises what ended one of those who ask for them."""
     async with asyncio.timeout(60):
         while True:
             found = await client.sweeps.list()
             if len(found) == count:
                 return {sweep.job_id: sweep for sweep in found}
+            for task in asking:
+                if task.done():
+                    task.result()
             await asyncio.sleep(0.002)
 
 
@@ -115,7 +121,7 @@ async def followed(client: AsyncClient, begun: Sweep) -> Sweep:
     return sweep
 
 
-async def test_sweeps_are_carried_on(cluster: LocalCluster, tickwheel: Tickwheel) -> None:
+async def test_sweeps_are_carried_on(cluster: LocalCluster) -> None:
     """P9: six sweeps, by topic, tag and key prefix, from client, blocking client and command line; the master dies in
     the middle of them. The next one carries each on: every message is cancelled or moved once, and no other."""
     client = cluster.client()
@@ -136,18 +142,18 @@ async def test_sweeps_are_carried_on(cluster: LocalCluster, tickwheel: Tickwheel
             return [blocking.sweeps.wait(red.job_id), blocking.sweeps.wait(blue.job_id)]
 
         by_line = asyncio.ensure_future(
-            tickwheel(
-                ("pending", "cancel", "many", "--key-prefix", "a-", "--yes"),
-                ("pending", "reschedule", "many", "--key-prefix", "c-", "--later", "2h", "--yes"),
+            asyncio.gather(
+                tickwheel_beside("pending", "cancel", "many", "--key-prefix", "a-", "--yes"),
+                tickwheel_beside("pending", "reschedule", "many", "--key-prefix", "c-", "--later", "2h", "--yes"),
             )
         )
-        await until_begun(client, 2)
+        await until_begun(client, 2, by_line)
         blocked = asyncio.ensure_future(asyncio.to_thread(by_tag))
         begun = await asyncio.gather(
             client.sweeps.cancel(Selection(topic="off")),
             client.sweeps.reschedule(Selection(topic="later"), shift=shift),
         )
-        before = await until_begun(client, 6)
+        before = await until_begun(client, 6, by_line, blocked)
         killed_ms = time.time_ns() // 1_000_000
         await kill(cluster, master)
         followed_ones = await asyncio.gather(*(followed(client, before[sweep.job_id]) for sweep in begun))
@@ -266,7 +272,7 @@ async def bury(client: AsyncClient, payloads: Sequence[str]) -> list[int]:
     return [letter.number async for letter in client.dead.list("tries")]
 
 
-async def test_what_was_steered_stays_so(cluster: LocalCluster, tickwheel: Tickwheel) -> None:
+async def test_what_was_steered_stays_so(cluster: LocalCluster) -> None:
     """P1, P5: another table of levels, a reset, a paused topic, dead letters replayed and purged, each told to a master
     that dies at once: the next one holds to it. `tickwheel consume` goes on, and has nothing again that it had
     acknowledged."""
@@ -284,22 +290,22 @@ async def test_what_was_steered_stays_so(cluster: LocalCluster, tickwheel: Tickw
         with Client(address) as blocking:
             await producer.schedule_many("t", [(0, text.encode()) for text in early])
             letters = await bury(client, ["left", "purged", "replayed"])
-            await tickwheel(("topic", "pause", "held"))
+            await tickwheel("topic", "pause", "held")
             await producer.schedule_many("held", [(0, text.encode()) for text in held[:FEW]])
-            (old,) = await tickwheel(("schedule", "t", "old", "--level", "2"))
+            old = await tickwheel("schedule", "t", "old", "--level", "2")
             await asyncio.gather(cli_heard.until(early), anew.until(early))
             await until_settled(client, "cli", "anew")
             master = await cluster.master()
-            await tickwheel(("settings", "set", "delay_levels=1s 2s"))
-            await tickwheel(("dead", "purge", "tries", str(letters[1])))
+            await tickwheel("settings", "set", "delay_levels=1s 2s")
+            await tickwheel("dead", "purge", "tries", str(letters[1]))
             await asyncio.to_thread(blocking.replay_dead, "tries", [letters[2]])
             due_ms = time.time_ns() // 1_000_000 + 200
             await producer.schedule_many("t", [(due_ms, text.encode()) for text in amid])
             await producer.flush()
-            await tickwheel(("group", "reset", "anew", "--to", "earliest"))
+            await tickwheel("group", "reset", "anew", "--to", "earliest")
             await kill(cluster, master)
 
-            (new,) = await tickwheel(("schedule", "t", "new", "--level", "99"))
+            new = await tickwheel("schedule", "t", "new", "--level", "99")
             receipt = await asyncio.to_thread(blocking.schedule, "t", "newer", level=1)
         assert (old["level"], old["delay_ms"]) == (2, 5_000)
         assert (new["level"], new["delay_ms"], receipt.level, receipt.delay_ms) == (2, 2_000, 1, 1_000)
@@ -309,7 +315,7 @@ async def test_what_was_steered_stays_so(cluster: LocalCluster, tickwheel: Tickw
         async with listening(client, "tries", "d") as tries:
             await tries.until(["replayed"])
         assert tries.attempts == {"replayed": [1]}
-        (dead,) = await tickwheel(("dead", "list", "tries"))
+        dead = await tickwheel("dead", "list", "tries")
         assert [letter["number"] for letter in dead["letters"]] == letters[:1]
 
         await anew.until(early, times=2)
@@ -319,9 +325,9 @@ async def test_what_was_steered_stays_so(cluster: LocalCluster, tickwheel: Tickw
             assert {text: heard.due_ms[text] for text in due} == due
         assert {text: cli_heard.attempts[text] for text in early} == {text: [1] for text in early}
 
-        groups = {group["name"]: group for group in (await tickwheel(("group", "list")))[0]}
-        topics = {topic["name"]: topic for topic in (await tickwheel(("topic", "list")))[0]}
+        groups = {group["name"]: group for group in await tickwheel("group", "list")}
+        topics = {topic["name"]: topic for topic in await tickwheel("topic", "list")}
         assert topics["held"]["paused"] and groups["held"]["backlog"] == len(held) and not waiting.attempts
-        await tickwheel(("topic", "resume", "held"))
+        await tickwheel("topic", "resume", "held")
         await waiting.until(held)
         assert {text: waiting.attempts[text] for text in held} == {text: [1] for text in held}
