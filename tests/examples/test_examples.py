@@ -132,3 +132,27 @@ def test_go_example(address: str, tmp_path: Path) -> None:
     done = run(go, "run", ".", address)
     assert done.returncode == 0, done.stderr
     assert "received hello from Go\nsettled 1\n" in done.stdout
+
+
+def test_java_example(address: str, tmp_path: Path) -> None:
+    """As docs/OTHER_LANGUAGES.md says."""
+    mvn = shutil.which("mvn")
+    if mvn is None or shutil.which("javac") is None:
+        pytest.skip("needs a JDK and Maven")
+    shutil.copytree(EXAMPLES.parent / "proto", tmp_path / "proto", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path / "examples" / "java"
+    shutil.copytree(EXAMPLES / "java", folder, ignore=shutil.ignore_patterns("target"))
+    done = subprocess.run(
+        [mvn, "--quiet", "--batch-mode", "compile", "exec:java", f"-Dexec.args={address}"],
+        cwd=folder,
+        # Quick to start, which is most of the work.
+        env=os.environ | {"MAVEN_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"},
+        capture_output=True,
+        text=True,
+        timeout=270,
+        check=False,
+    )
+    if "Could not resolve" in done.stdout or "Could not transfer" in done.stdout:
+        pytest.skip(f"Maven cannot fetch what it needs: {done.stdout.splitlines()[0]}")
+    assert done.returncode == 0, done.stdout
+    assert "received hello from Java\nsettled 1\n" in done.stdout
