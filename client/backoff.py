@@ -31,6 +31,26 @@ class Deadline:
         return self.left_s == 0.0
 
 
+class OwnTime:
+    """Time that passes for this process: a wait counts only for as long as it was meant to take. If it takes longer,
+    the process got no processor, and the answers of others may wait to be read."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.left_s = timeout_s
+        self._counted_s = time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left."""
+        return self.left_s == 0.0
+
+    def count(self, most_s: float) -> None:
+        """Count the time since the last call, up to `most_s`."""
+        now_s = time.monotonic()
+        self.left_s = max(0.0, self.left_s - min(most_s, now_s - self._counted_s))
+        self._counted_s = now_s
+
+
 class Backoff:
     """The pauses of one series of tries."""
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from tickwheel.client.backoff import TRY_S_MIN, Backoff, Deadline
+from tickwheel.client.backoff import TRY_S_MIN, Backoff, Deadline, OwnTime
 from tickwheel.client.connecting import timed_out, why_not, will_not_pass
 from tickwheel.client.errors import (
     NOT_YET,
@@ -63,6 +63,8 @@ STATUS_TIMEOUT_S = 1.0
 CONNECT_S = 1.5
 """A client that has reached no node by then raises an error with the reasons, unless the host of one answers and TLS or
 the node's settings are awaited. Exceeds the time-out of a status call."""
+CONNECT_PART_S = 0.1
+"""A pause of this process counts for so much of CONNECT_S at most."""
 NO_MASTER_S = 5.0
 """A stream that has found no master by then says so in the log: an election takes a second or two."""
 TOLD_AGAIN_S = 60.0
@@ -345,7 +347,7 @@ class Cluster:
 
     async def _search(self, search: object, deadline: Deadline, patient: bool) -> str:
         backoff = Backoff(max_s=WATCH_PERIOD_S)
-        connecting, electing = Deadline(CONNECT_S), Deadline(NO_MASTER_S)
+        connecting, electing = OwnTime(CONNECT_S), Deadline(NO_MASTER_S)
         while self._master is None:
             self.check_open()
             if self._finding is None:
@@ -353,8 +355,9 @@ class Cluster:
             finding = self._finding
             left_s = deadline.left_s
             if (patient or not self._reached) and not connecting.over:
-                left_s = min(left_s, connecting.left_s)
+                left_s = min(left_s, connecting.left_s, CONNECT_PART_S)
             await asyncio.wait({finding}, timeout=left_s)
+            connecting.count(left_s)
             if finding.done() and self._finding is finding:
                 self._finding = None
                 if not finding.cancelled():
@@ -371,9 +374,11 @@ class Cluster:
                 if finding.done():
                     # While nodes are followed, each says at once who the new master is.
                     self.watch(search, lambda _: None)
+                    pause_s = min(backoff.next_s(), deadline.left_s)
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(min(backoff.next_s(), deadline.left_s)):
+                        async with asyncio.timeout(pause_s):
                             await self._found.wait()
+                    connecting.count(pause_s)
         return self._master
 
     def _tell_unreachable(self, no_master: bool) -> None:

@@ -1,8 +1,9 @@
-"""Nodes so far away that a connection, TLS included, takes longer than one of its steps may."""
+"""Nodes so far away that a connection takes longer than one of its steps may, and a client that stands still."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.client.fake_node import FakeNode
 from tests.transport.served import serving
 from tests.transport.test_calls import LIMITS
 from tickwheel.client import cluster as cluster_module
@@ -81,4 +83,28 @@ async def test_a_far_node_is_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     async with serving(server, server_context(files, required=False)) as near, _far(near) as node.address:
         cluster = Cluster([node.address], TlsFiles(tmp_path / "ca.crt"))
         assert await cluster.master(Deadline(20.0)) == node.address
+        await cluster.close()
+
+
+async def test_a_process_without_processor_does_not_blame_the_nodes(
+    nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its time-outs are over before it has read an answer. Nobody is out of reach for that."""
+    monkeypatch.setattr(cluster_module, "STATUS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(cluster_module, "CONNECT_S", 0.3)
+    monkeypatch.setattr(cluster_module, "CONNECT_PART_S", 0.01)
+    loop = asyncio.get_running_loop()
+    standing = True
+
+    def stand_still() -> None:
+        if standing:
+            time.sleep(0.05)  # each pass of the loop
+            loop.call_soon(stand_still)
+
+    stand_still()
+    cluster = Cluster([node.address for node in nodes])
+    try:
+        assert await cluster.master(Deadline(20.0)) == nodes[0].address
+    finally:
+        standing = False
         await cluster.close()
