@@ -85,7 +85,7 @@ class LeaseTable:
     _fresh: deque[Lease] = field(default_factory=deque)
     """Leases given since the last look, in none of the lists below yet: most are settled before anybody looks."""
     _fresh_end_ms: int = NEVER_MS
-    """None of the fresh leases ends before."""
+    """None of the fresh leases ends before. Says nothing while there are none."""
     _heap: list[tuple[int, int, Lease]] = field(default_factory=list)
     _closed: int = 0
     """Closed leases that are still in the heap."""
@@ -237,7 +237,7 @@ class LeaseTable:
             heapq.heappop(self._heap)
             self._closed -= 1
         end_ms = self._heap[0][0] if self._heap else NEVER_MS
-        if self._fresh_end_ms < end_ms:
+        if self._fresh and self._fresh_end_ms < end_ms:
             end_ms = self._fresh_end_ms
         return None if end_ms == NEVER_MS else end_ms
 

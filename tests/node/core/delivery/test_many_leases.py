@@ -280,6 +280,22 @@ def test_a_lease_that_ends_before_the_next_upkeep_is_over() -> None:
     assert table.next_end_ms() == 2_000 and list(table.expire(2_000)) == [late]
 
 
+def test_no_lease_is_over_because_a_turn_settled_the_last_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next tick comes before the next turn. It must look for no end of a lease that is gone."""
+    monkeypatch.setattr(leases, "TURN_FRESH", 2)
+    table = LeaseTable()
+    for listed in ((), (Lease((1, 9), *one(0), 9_000, 7),)):
+        for lease in listed:
+            table.give(lease)
+        table.channels()
+        for number in range(leases.TURN_FRESH):
+            table.give(Lease((1, number), *one(0), 1_000, 7))
+        turns = table.forget_settled(lambda channel: int(channel[1] < 9))
+        next(turns)
+        assert table.next_end_ms() == (9_000 if listed else None)
+        assert not list(table.expire(1_000)) and table.out() == len(listed)
+
+
 def test_leases_of_an_ended_mastership_become_ranges_in_turns() -> None:
     table, heard = LeaseTable(), HeardLeases()
     for number in range(10):
