@@ -240,9 +240,7 @@ SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
             MASTER_EACH,
             lambda node, requests, caller, context: node.consumers.serve(requests, caller, context),
         ),
-        "Pull": by_core(
-            Right(consuming), MASTER, lambda core, request, caller: core.parts.consumers.pull(request, caller.actor)
-        ),
+        "Pull": by_loop(Right(consuming), MASTER, handlers.pull),
         "Settle": by_loop(Right(settling), MASTER_EACH, handlers.settle),
         "Extend": by_core(Right(settling), MASTER_EACH, handlers.extend),
     },

@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 
 from tickwheel.node.config.fields import parse_address
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.delivery.consumers import PullCaller
 from tickwheel.node.core.message_ids import fill_message_id, id_of, id_text, message_id_of
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, fitting
 from tickwheel.node.core.promise import Promise, Reply, answer_of
@@ -453,6 +454,17 @@ async def delete_group(
     core: NodeCore, request: admin_pb2.DeleteGroupRequest, caller: Caller
 ) -> admin_pb2.DeleteGroupResponse:
     return admin_pb2.DeleteGroupResponse(**_deleted(await core.parts.deleter.group(request)))
+
+
+async def pull(node: Node, request: consumer_pb2.PullRequest, caller: Caller) -> consumer_pb2.DeliverBatch:
+    """Pull a batch. A caller that goes away meanwhile takes no message along."""
+    waits = PullCaller()
+    try:
+        return await node.calls.answer(lambda core: core.parts.consumers.pull(request, caller.actor, waits))
+    except asyncio.CancelledError:
+        node.calls.serve(lambda failure: None, waits.leave)
+        node.calls.wake()
+        raise
 
 
 async def settle(node: Node, request: consumer_pb2.SettleBatch, caller: Caller) -> consumer_pb2.SettleReceipt:

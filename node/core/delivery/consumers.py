@@ -22,7 +22,7 @@ from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX
 from tickwheel.node.core.world import Now
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, outcome_unknown
 from tickwheel.node.state.names import check_group_name, check_topic_name
 from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import common_pb2, consumer_pb2
@@ -94,6 +94,24 @@ class ConsumerHandle:
         self.owner.delivery.close_session(self.session, self.owner.core.clock.now_ms(), give_back=True)
 
 
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class PullCaller:
+    """The caller of a pull, who may go away before it has the answer."""
+
+    gone: bool = False
+    on_leave: Callable[[], None] = _nothing
+    """Set by the pull once it waits."""
+
+    def leave(self) -> None:
+        """It did not get the answer: no message goes to it any more, and what did goes to others at once."""
+        self.gone = True
+        self.on_leave()
+
+
 @dataclass(slots=True, eq=False)
 class _Pull:
     request: consumer_pb2.PullRequest
@@ -156,7 +174,9 @@ class ConsumerRequests(Part):
         self.delivery.sessions.credit(session, request.credits)  # it never delivers itself
         return ConsumerHandle(self, session, self.core.term)
 
-    async def pull(self, request: consumer_pb2.PullRequest, actor: str = "") -> consumer_pb2.DeliverBatch:
+    async def pull(
+        self, request: consumer_pb2.PullRequest, actor: str = "", caller: PullCaller | None = None
+    ) -> consumer_pb2.DeliverBatch:
         """Get one batch; an empty one after `wait_ms` without messages. Not for broadcasting groups. `actor` as in
         `open`."""
         topics = list(request.topics) or ([request.topic] if request.topic else [])
@@ -178,6 +198,10 @@ class ConsumerRequests(Part):
         group_id = await self._group(create, actor)
         if self.core.state.group_broadcasting(group_id):
             raise invalid("group", request.group, "not a broadcasting group: those are consumed by a stream")
+        if caller is not None:
+            if caller.gone:
+                raise RequestError(outcome_unknown())
+            caller.on_leave = partial(self._left, pull)
         pull.session = self.delivery.sessions.open(
             request.group,
             group_id,
@@ -193,6 +217,12 @@ class ConsumerRequests(Part):
         heapq.heappush(self._ends, (pull.until_ms, next(self._order), pull))
         self.delivery.sessions.credit(pull.session, request.messages_max)
         return await pull.answer
+
+    def _left(self, pull: _Pull) -> None:
+        """The caller of a pull is gone, and has no answer."""
+        self._finish(pull, partial(pull.answer.keep, consumer_pb2.DeliverBatch(group=pull.request.group)))
+        if pull.session is not None:
+            self.delivery.give_back(pull.session, self.core.clock.now_ms())
 
     def _finish(self, pull: _Pull, answer: Callable[[], None]) -> None:
         """End a pull, and call what answers it, unless it was answered before."""

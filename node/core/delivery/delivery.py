@@ -374,6 +374,11 @@ class Delivery(Part):
             deque(self.leases.table.close_session(session.session_id), 0)
             self._broadcasts.left(session.session_id)
         elif give_back:
+            self.give_back(session, now_ms)
+
+    def give_back(self, session: Session, now_ms: int) -> None:
+        """Return the messages of a session that is over, of a group that is not broadcasting, to the ready queue."""
+        if self.active:
             self._leaving[session.session_id] = None
             self._return_left(now_ms)
 
