@@ -41,7 +41,8 @@ ANSWERED_KEPT = 1_024
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """One consumer's progress through one topic. `out`: positions it was given and has not answered."""
+    """One consumer's progress through one topic. `out`: positions it was given and has not answered, perhaps without
+    those that were settled in another way (a filter, a removal)."""
 
     session: Session
     channel: Channel
@@ -70,8 +71,12 @@ class Reader:
 
     def place(self) -> int:
         """Lowest position that this consumer is not done with."""
+        lowest, floor = self._lowest, self.channel.subscription.floor
+        while lowest and (lowest[0] < floor or lowest[0] not in self.out):
+            # What lies below the floor may have no lease any more, whose end would tell that nobody answers.
+            self.out.discard(heappop(lowest))
         first_unsent = self.channel.first_unsent
-        return min(self._lowest[0], first_unsent) if self._lowest else first_unsent
+        return min(lowest[0], first_unsent) if lowest else first_unsent
 
 
 @dataclass(slots=True, eq=False)

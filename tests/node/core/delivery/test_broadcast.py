@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -76,6 +78,25 @@ def test_the_floor_waits_for_everybody_who_is_there() -> None:
     assert len(digests(world)) == 1
 
 
+def test_nobody_waits_for_answers_about_what_a_filter_settled_meanwhile() -> None:
+    """Its lease is forgotten, as all that it names is settled: its end would not tell that nobody answers."""
+    world, (quick, silent) = cluster(5, lambda record, attempt: ACK, lambda record, attempt: None)
+    quick.consume()
+    silent.consume(lease_ms=3_000)
+    world.run(100)
+    quick.schedule([50] * 5)
+    world.run(500)
+    assert len(quick.got) == len(silent.got) == 5 and place(world).floor == 0
+    admin(world, set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="red"))
+    world.run(5_000)
+    assert place(world).floor == 5
+    admin(world, set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="*"))
+    silent.judge = lambda record, attempt: ACK
+    quick.schedule([50] * 5)
+    world.run(1_000)
+    assert len(silent.got) == 10 and place(world).floor == 10
+
+
 def test_what_not_all_had_answered_comes_again_after_a_failover() -> None:
     """P1: nobody misses anything through a loss of the master; messages wait while nobody is there."""
     world, (one, two) = cluster(3, lambda record, attempt: ACK, lambda record, attempt: None)
@@ -146,6 +167,7 @@ def test_a_consumer_that_holds_one_message_does_not_pile_up_the_others() -> None
 
     class Unsent:
         first_unsent = 1 << 40
+        subscription = SimpleNamespace(floor=0)
 
     reader = Reader(None, Unsent())  # type: ignore[arg-type]
     for first in range(0, 100_000, 1_000):
