@@ -11,7 +11,17 @@ from functools import partial
 from typing import Any
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.delivery import channel, dead, fetching, fifo, handing, heard_leases, lease_feed, retries
+from tickwheel.node.core.delivery import (
+    channel,
+    dead,
+    fetching,
+    fifo,
+    handing,
+    heard_leases,
+    lease_feed,
+    recent_units,
+    retries,
+)
 from tickwheel.node.core.schedule import deleting, planner, publisher, sweeper
 from tickwheel.node.state import burial, cold, key_holders, machine, subscription, sweeps
 from tickwheel.node.state.retrying import Budget
@@ -28,7 +38,7 @@ BOUNDS: tuple[tuple[Any, str, Any], ...] = (
     (fifo, "AHEAD_MAX", 8),
     (fifo, "FETCHES_MAX", 1),
     (channel, "FETCHES_MAX", 1),
-    (channel, "RECENT_UNITS_MAX", 8),
+    (recent_units, "RECENT_UNITS_MAX", 8),
     (fetching, "READ_MESSAGES_MAX", 4),
     (handing, "BATCH_TOPICS_MAX", 2),
     (heard_leases, "JOIN_MESSAGES_MIN", 2),

@@ -12,9 +12,8 @@ new master builds new channels.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -24,8 +23,10 @@ from numpy.typing import NDArray
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.delivery.partial_read import ReadRows
+from tickwheel.node.core.delivery.prefetched import Prefetched, measure
+from tickwheel.node.core.delivery.recent_units import RecentUnits
 from tickwheel.node.state.subscription import ATTEMPT_MAX, Attempts, Positions, Subscription, mark_of
-from tickwheel.wheel.units import Ids, Units, ids_of, join_units, picked
+from tickwheel.wheel.units import Ids, Units, ids_of, picked
 
 FETCHES_MAX = 8
 """Fetches that one channel has under way at a time."""
@@ -35,123 +36,8 @@ SCANNED_MAX = 16_384
 """Positions that one `advance` looks at: of messages that are held none is claimed, however many they are."""
 CLAIMED_LEAST = 256
 """Returned positions that are looked at together."""
-RECENT_UNITS_MAX = 100_000
-"""Units of one topic that are kept at least; at most twice as many, 19 MB."""
 NEVER = 1 << 62
 """A time that does not come."""
-
-
-class RecentUnits:
-    """The newest dispatched units of one topic, by position in its ready queue: kept in memory, so that delivering them
-    needs no index read."""
-
-    def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._chunks: list[Units] = []
-        self._count = 0
-
-    def add(self, first_position: int, units: Units) -> None:
-        """Add units that entered the ready queue, from `first_position` on."""
-        self._firsts.append(first_position)
-        self._chunks.append(units)
-        self._count += len(units)
-        if self._count > 2 * RECENT_UNITS_MAX:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        place = 0
-        while self._count > RECENT_UNITS_MAX and place < len(self._chunks) - 1:
-            self._count -= len(self._chunks[place])
-            place += 1
-        del self._firsts[:place], self._chunks[:place]
-
-    def find(self, positions: Positions) -> Units | None:
-        """The units at these rising positions if all are held, else None."""
-        if not self._chunks or not len(positions):
-            return None
-        first, last = int(positions[0]), int(positions[-1])
-        if first < self._firsts[0] or last >= self._firsts[-1] + len(self._chunks[-1]):
-            return None
-        units, base = self._chunks[-1], self._firsts[-1]
-        if first < base:
-            low, high = bisect_right(self._firsts, first) - 1, bisect_right(self._firsts, last)
-            units, base = join_units(self._chunks[low:high]), self._firsts[low]
-        if last - first == len(positions) - 1:
-            return units[first - base : last - base + 1]
-        return picked(units, (positions - np.uint64(base)).astype(np.int64))
-
-    def clear(self) -> None:
-        self._firsts.clear()
-        self._chunks.clear()
-        self._count = 0
-
-
-@dataclass(slots=True, eq=False)
-class Prefetched:
-    """Messages on their way to a consumer: claimed at first, then with their units, then read, with their records. All
-    arrays and lists have one element for each message."""
-
-    positions: Positions
-    ids: Ids
-    attempts: Attempts
-    units: Units | None = None
-    records: list[bytes] | None = None
-    """None until they are read."""
-    due_ms: NDArray[np.int64] = field(init=False)
-    """As `ends`, set by `measure` before the records are read."""
-    ends: NDArray[np.int64] = field(init=False)
-    """Running sum of the records' sizes in bytes, which begins at `before`."""
-    before: int = 0
-    taken: int = 0
-    """How many messages, from the first on, have left."""
-    failed: str = ""
-    """Why these messages do not leave from here; empty if they do."""
-    parked: bool = False
-    """The units are known, and there was no room for the records yet."""
-    bytes_held: int = 0
-    """Of the records that were read or are being read and have not left."""
-
-    @property
-    def count(self) -> int:
-        """Messages not yet taken."""
-        return len(self.positions) - self.taken
-
-    @property
-    def has_no_room(self) -> bool:
-        """Whether its records are still to be read, and have no room yet."""
-        return self.records is None and not self.bytes_held and not self.failed
-
-    def bytes_of(self, first: int, last: int) -> int:
-        """Bytes of the records of the rows [first, last), at least one."""
-        return int(self.ends[last - 1]) - (int(self.ends[first - 1]) if first else self.before)
-
-    def keep(self, rows: slice | list[int] | NDArray[np.bool_]) -> None:
-        """Drop all but these messages. None of them has been read."""
-        self.positions, self.ids, self.attempts = self.positions[rows], self.ids[rows], self.attempts[rows]
-        if self.units is not None:
-            self.units = self.units[rows]
-
-    def split(self, at: int) -> Prefetched:
-        """Part with the messages from row `at` on, and return them. None of them has been read."""
-        assert self.units is not None
-        behind = Prefetched(self.positions[at:], self.ids[at:], self.attempts[at:], self.units[at:])
-        self.keep(slice(at))
-        measure([self])
-        return behind
-
-    def join(self, behind: Prefetched) -> None:
-        """Add what has not left of `behind`; both have been read. Messages that have left are dropped."""
-        assert self.records is not None and self.units is not None
-        assert behind.records is not None and behind.units is not None
-        here, there = slice(self.taken, None), slice(behind.taken, None)
-        self.positions = np.concatenate((self.positions[here], behind.positions[there]))
-        self.ids = np.concatenate((self.ids[here], behind.ids[there]))
-        self.attempts = np.concatenate((self.attempts[here], behind.attempts[there]))
-        self.units = join_units((self.units[here], behind.units[there]))
-        self.records = self.records[here] + behind.records[there]
-        measure([self])
-        self.taken = 0
-        self.bytes_held += behind.bytes_held
 
 
 @dataclass(slots=True, eq=False)
@@ -165,18 +51,6 @@ class Share:
     due_ms: NDArray[np.int64]
     units: Units
     records: list[bytes]
-
-
-def measure(some: Sequence[Prefetched]) -> Units:
-    """Note due times and sizes of messages whose units are known, all together. Returns these units in one array."""
-    units = join_units([prefetched.units for prefetched in some if prefetched.units is not None])
-    due_ms, ends = units["due_ms"].astype(np.int64), units["size"].cumsum(dtype=np.int64)
-    first = before = 0
-    for prefetched in some:
-        last = first + len(prefetched.positions)
-        prefetched.due_ms, prefetched.ends, prefetched.before = due_ms[first:last], ends[first:last], before
-        first, before = last, int(ends[last - 1])
-    return units
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from tickwheel.node.core.delivery.broadcast import Broadcasts
-from tickwheel.node.core.delivery.channel import NEVER, Channel, Pace, RecentUnits, Share
+from tickwheel.node.core.delivery.channel import NEVER, Channel, Pace, Share
 from tickwheel.node.core.delivery.fetching import Fetching, Unreadable
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.handing import Handing, batch_of
@@ -30,6 +30,7 @@ from tickwheel.node.core.delivery.leases import (
     Lease,
     in_turn,
 )
+from tickwheel.node.core.delivery.recent_units import RecentUnits
 from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.delivery.settlements import Settlements, alone, by_topic

@@ -14,8 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from tickwheel.node.core.delivery.channel import Channel, Prefetched, measure
+from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
+from tickwheel.node.core.delivery.prefetched import Prefetched, measure
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.work import RemovedError
 from tickwheel.storage.disk import DiskError

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.core.delivery.channel import FETCHES_MAX, NEVER, Channel, Prefetched, Share
+from tickwheel.node.core.delivery.channel import FETCHES_MAX, NEVER, Channel, Share
 from tickwheel.node.core.delivery.partial_read import ReadRows
+from tickwheel.node.core.delivery.prefetched import Prefetched
 from tickwheel.node.core.metas import meta_of
 from tickwheel.node.state.subscription import Positions
 from tickwheel.wheel.units import Units, join_units

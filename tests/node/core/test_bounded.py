@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.delivery.channel import Prefetched
+from tickwheel.node.core.delivery.prefetched import Prefetched
 
 BUFFER_BYTES = 64 << 10
 

@@ -10,8 +10,9 @@ import pytest
 from tests.node.core.delivery.test_retries import admin
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.delivery.channel import Channel, Prefetched
+from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.fifo import FifoChannel
+from tickwheel.node.core.delivery.prefetched import Prefetched
 from tickwheel.node.core.promise import UNHEARD
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.proto import admin_pb2, consumer_pb2
