@@ -36,7 +36,7 @@ from tickwheel.chaos.sim.timetables import Timetables
 from tickwheel.chaos.sim.twins import Twins
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
-from tickwheel.node.core.delivery import channel, delivery, heard_leases, inherited, lease_feed, leases
+from tickwheel.node.core.delivery import channel, channels, delivery, heard_leases, inherited, lease_feed, leases
 from tickwheel.node.core.schedule import dispatcher
 from tickwheel.node.failure import Failure
 from tickwheel.node.state import unique_keys
@@ -123,7 +123,7 @@ class NodeLoad:
             (delivery, "HANDED_MAX", handed),
             (delivery, "SLICE_TOPICS_MAX", handed),
             (delivery, "TURN_LEASES", handed),
-            (delivery, "TURN_CHANNELS", turn),
+            (channels, "TURN_CHANNELS", turn),
             (inherited, "TURN_LEASES", handed),
             (leases, "TURN_CHANNELS", turn),
             (heard_leases, "TURN_LEASES", turn),

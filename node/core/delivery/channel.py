@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.delivery.agenda import NEVER, Pace
 from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.delivery.partial_read import ReadRows
 from tickwheel.node.core.delivery.prefetched import Prefetched, measure
@@ -36,8 +37,6 @@ SCANNED_MAX = 16_384
 """Positions that one `advance` looks at: of messages that are held none is claimed, however many they are."""
 CLAIMED_LEAST = 256
 """Returned positions that are looked at together."""
-NEVER = 1 << 62
-"""A time that does not come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,29 +50,6 @@ class Share:
     due_ms: NDArray[np.int64]
     units: Units
     records: list[bytes]
-
-
-@dataclass(slots=True, eq=False)
-class Pace:
-    """Keeps the batches of one group `period_ms` apart, whatever their topics. A pass hands out everything that is due,
-    or nothing; messages that come due meanwhile share the next batch."""
-
-    period_ms: int
-    until_ms: int = 0
-    open: bool = False
-    """Whether the current pass may hand out messages."""
-    used: bool = False
-    """Whether it has handed out any."""
-
-    def begin(self, now_ms: int) -> None:
-        """A pass begins."""
-        self.open, self.used = now_ms >= self.until_ms, False
-
-    def end(self, now_ms: int) -> None:
-        """The pass ends."""
-        if self.open and self.used:
-            self.until_ms = now_ms + self.period_ms
-        self.open = False
 
 
 Fetch = Callable[["Channel", Prefetched], None]

@@ -8,29 +8,23 @@ Every delivery first checks the lease of mastership again: a deposed master deli
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from tickwheel.node.core.delivery.agenda import Agenda, Pass
 from tickwheel.node.core.delivery.broadcast import Broadcasts
-from tickwheel.node.core.delivery.channel import NEVER, Channel, Pace, Share
+from tickwheel.node.core.delivery.channel import Channel, Share
+from tickwheel.node.core.delivery.channels import Channels
 from tickwheel.node.core.delivery.fetching import Fetching, Unreadable
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.handing import Handing, batch_of
 from tickwheel.node.core.delivery.known_leases import KnownLeases
-from tickwheel.node.core.delivery.leases import (
-    TURN_CHANNELS,
-    TURN_LEASES,
-    ChannelKey,
-    Lease,
-    in_turn,
-)
-from tickwheel.node.core.delivery.recent_units import RecentUnits
+from tickwheel.node.core.delivery.leases import TURN_LEASES, ChannelKey, Lease, in_turn
 from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.delivery.settlements import Settlements, alone, by_topic
@@ -43,10 +37,9 @@ from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure, RequestError, not_master, refused
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import DispatchResult, MadeReady, SettleResult
+from tickwheel.node.state.subscription import Positions
 from tickwheel.proto import common_pb2, consumer_pb2
-from tickwheel.proto.log_pb2 import (
-    SettleColumns,
-)
+from tickwheel.proto.log_pb2 import SettleColumns
 from tickwheel.wheel.units import CursorKey, Units
 
 SLICE_TOPICS_MAX = 64
@@ -65,33 +58,6 @@ TURN_PAUSE_MS = 2
 """Pause between two turns of what takes many."""
 FAULT_PAUSE_MS = 1_000
 """Pause before a lease is returned again whose return failed through a mistake of ours."""
-
-
-@dataclass(slots=True, eq=False)
-class _Pass:
-    """One pass over the topics of a group with work, cut into slices. In a broadcasting group each consumer is served
-    by itself."""
-
-    topics: list[int] = field(default_factory=list)
-    """Those still to be served."""
-    readers: Iterator[tuple[int, Session]] = field(default_factory=lambda: iter(()))
-    """Topic and consumer, in a broadcasting group: those still to be served."""
-    again: deque[tuple[int, Session]] = field(default_factory=deque)
-    """Those that have got what a tick hands out and may get more, after all others."""
-    waits: bool = False
-    """Prefetched messages are waiting in those that were served."""
-    woken: bool = False
-    """Something came while the pass ran, perhaps in a topic that was behind it."""
-
-    def next_reader(self) -> tuple[int, Session] | None:
-        """The topic and consumer to serve next; None: the pass is over."""
-        return next(self.readers, None) or (self.again.popleft() if self.again else None)
-
-    def slice(self, topics_max: int | None) -> list[int]:
-        """The topics to serve now; None: all."""
-        now = self.topics[:topics_max]
-        del self.topics[:topics_max]
-        return now
 
 
 class Delivery(Part):
@@ -116,17 +82,18 @@ class Delivery(Part):
         self._serving = core.serving
         self._may_act = core.may_act
         self._fatal = core.fatal
-        self._dirty: set[int] = set()
-        """Groups whose channels may have work."""
-        self.sessions = Sessions(config, self._dirty.add)
-        self._channels: dict[ChannelKey, Channel] = {}
-        self._recent: dict[int, RecentUnits] = {}
-        self.leases = KnownLeases(state, self._channel, lambda: self._now_ms, ahead=push is not None)
+        self.agenda = Agenda(
+            config.delivery_period_ms,
+            lambda group_id: self.channels.candidates(group_id),
+            lambda group_id, topic_id: self.channels.is_open(group_id, topic_id),
+        )
+        self.sessions = Sessions(config, self.agenda.wake)
+        self.fetching = Fetching(core, self.agenda.wake_all, unreadable)
+        self.channels = Channels(
+            config, state, self.fetching.fetch, lambda group_id: self.agenda.of_group(group_id).pace, self._held
+        )
+        self.leases = KnownLeases(state, self.channels.of, lambda: self._now_ms, ahead=push is not None)
         self.push = push
-        self.fetching = Fetching(core, self._dirty.update, unreadable)
-        self._turns = Counter[int]()
-        """Of each group: how many times a consumer had its turn. With one count for all groups, two groups of two
-        consumers would have each message go to the same consumer."""
         self.active = False
         self.term = 0
         self._leaving: dict[int, None] = {}
@@ -144,38 +111,23 @@ class Delivery(Part):
             draw,
             partial(require_current, core),
         )
-        self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
+        self._broadcasts = Broadcasts(self.channels.make, self.settlements.propose)
         self._returns = Returns(
             state,
             self.leases.table,
             self.settlements,
             self._broadcasts,
             counts.deliveries,
-            self._channels.get,
+            self.channels.made,
             self.sessions.ran_out,
         )
-        self._hold_until_ms = 0
         self._now_ms = 0
         """Cluster time of the tick that runs, or of the last one."""
-        self.has_news = False
-        """A group was woken or messages became ready since the last tick: the next tick should come at once."""
-        self._work: dict[int, dict[int, None]] = {}
-        """Group with consumers -> its topics that may have something to hand out now, as an ordered set; built on first
-        use."""
-        self._resting: list[tuple[int, int, int, bool]] = []
-        """Heap of (time, group, topic, paced): there will be work at that time, or if `paced` when the group's pace
-        allows the next batch after it, unless something else brings it before."""
-        self._unsettled: dict[int, dict[int, None]] = {}
-        """Group with a limit on what is out -> its topics that may have unsettled messages; built on first use."""
-        self._paces: dict[int, Pace] = {}
         self._handing = Handing(config.batch_bytes_max, self._send)
-        self._passes: dict[int, _Pass | None] = {}
-        """Groups that the next tick serves, which comes at once: their pass goes on, or (None) a new one begins. Those
-        that have waited longest come first."""
         self._served = 0
-        """Topics served so far, those of each group counted."""
+        """Topics served in this tick, those of each group counted."""
         self._handed = 0
-        """Messages handed out so far."""
+        """Messages handed out in this tick."""
 
     # -- mastership
 
@@ -185,11 +137,11 @@ class Delivery(Part):
         self._returns.begin()
         self.active = True
         self.term = term
-        self._hold_until_ms = self._wheel.cursor.due_ms - 1
-        self._forget_work()
+        self.channels.begin(self._wheel.cursor.due_ms - 1)
+        self.agenda.forget_all()
         self._now_ms = now_ms
         self.leases.begin(now_ms + self._config.lease_max_ms)
-        self._dirty.update(self.sessions.groups())
+        self.agenda.wake_all(self.sessions.groups())
 
     def end(self, failure: Failure) -> None:
         """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
@@ -199,16 +151,11 @@ class Delivery(Part):
         self.active = False
         self._returns.end()  # first, or each return that is lost would bring its lease back
         self.settlements.retries.lose(failure)
-        self._channels.clear()
-        self._recent.clear()
+        self.channels.clear()
         self._leaving.clear()
         self._broadcasts.end()
-        self._forget_work()
-        self._paces.clear()
-        self._turns.clear()
+        self.agenda.clear()
         self._handing.drop()
-        self._dirty.clear()
-        self._passes.clear()
         self.sessions.close_all(failure)
 
     def dispatched(self, result: DispatchResult) -> None:
@@ -227,18 +174,17 @@ class Delivery(Part):
             return
         self.leases.inherited.dispatched(topic_id, first_position, units)
         if not pushed:
-            self._recent_of(topic_id).add(first_position, units)
+            self.channels.recent_of(topic_id).add(first_position, units)
         for subscription in self._state.groups.of_topic(topic_id):
             group_id = subscription.group_id
             if self.sessions.of_group(group_id):
-                self._has_work(group_id, topic_id)
-                self._dirty.add(group_id)
-                self.has_news = True
+                self.agenda.add(group_id, topic_id)
+                self.agenda.has_news = True
 
     def on_pushed(self, topic_id: int, first_position: int, units: Units) -> None:
         """Prefetch units ahead of their dispatch, where a channel takes them. The dispatch will bring them to these
         positions of the ready queue."""
-        self._recent_of(topic_id).add(first_position, units)
+        self.channels.recent_of(topic_id).add(first_position, units)
         self.leases.inherited.dispatched(topic_id, first_position, units)
         for group_id in self.sessions.groups():
             subscription = self._state.subscription(group_id, topic_id)
@@ -248,13 +194,12 @@ class Delivery(Part):
                 continue
             if (group_id, topic_id) in self.leases.inherited.left:
                 continue  # consumers may hold some of them, which is looked up once they are dispatched
-            channel = self._channel((group_id, topic_id))
+            channel = self.channels.of((group_id, topic_id))
             assert channel is not None
             credits = sum(session.credits for session in self.sessions.of_group(group_id, channel.topic))
             if channel.push(first_position, units, credits):
-                self._has_work(group_id, topic_id)
-                self._dirty.add(group_id)
-                self.has_news = True
+                self.agenda.add(group_id, topic_id)
+                self.agenda.has_news = True
         self.fetching.flush()
 
     def unpush(self) -> None:
@@ -263,79 +208,26 @@ class Delivery(Part):
 
         Messages delivered ahead go out again when they are dispatched after all. Push-first allows that repetition.
         """
-        self._recent.clear()
-        for channel in self._channels.values():
-            channel.recent = self._recent_of(channel.key[1])
-            channel.unpush(self._state.ready_count(channel.key[1]))
-
-    def _has_work(self, group_id: int, topic_id: int) -> None:
-        """A topic of this group may have something to hand out again."""
-        if (work := self._work.get(group_id)) is not None:
-            work[topic_id] = None
-        if self._unsettled and (unsettled := self._unsettled.get(group_id)) is not None:
-            unsettled[topic_id] = None
-
-    def _forget_work(self, group_id: int | None = None) -> None:
-        """Look at all topics of a group, or of all groups, when it is served next."""
-        if group_id is None:
-            self._resting.clear()
-        for found in (self._work, self._unsettled):
-            if group_id is None:
-                found.clear()
-            else:
-                found.pop(group_id, None)
-
-    def _topics_with_work(self, group_id: int) -> list[int]:
-        """Topics in which this group may have something to hand out. Cost depends on them, not on all topics of the
-        group, nor on those in which its consumers hold messages."""
-        work = self._work.get(group_id)
-        if work is None:
-            work = self._work[group_id] = {t: None for t in self._perhaps_open(group_id) if self._open(group_id, t)}
-        return list(work)
-
-    def _perhaps_open(self, group_id: int) -> list[int]:
-        """The group's topics that may be `_open`. It may have ten thousand, and all groups are looked at together after
-        an election: what some group has not settled is asked before what this one has not."""
-        unsettled, channels = self._state.backlog.by_topic, self._channels
-        return [t for t in self._state.group_topics(group_id) if t in unsettled or (group_id, t) in channels]
-
-    def _open(self, group_id: int, topic_id: int) -> bool:
-        """Whether the group has unsettled messages in the topic, or its channel is busy or ahead of a dispatch."""
-        subscription = self._state.subscription(group_id, topic_id)
-        if subscription is not None and subscription.backlog:
-            return True
-        channel = self._channels.get((group_id, topic_id))
-        return channel is not None and not channel.idle_at(self._state.ready_count(topic_id))
-
-    def _recent_of(self, topic_id: int) -> RecentUnits:
-        recent = self._recent.get(topic_id)
-        if recent is None:
-            recent = self._recent[topic_id] = RecentUnits()
-        return recent
+        self.channels.unpush()
 
     # -- consumers
 
     def wake_group(self, group_id: int) -> None:
         """Look at this group in the next tick, which comes at once."""
-        self._dirty.add(group_id)
-        self.has_news = True
+        self.agenda.wake(group_id)
+        self.agenda.has_news = True
 
     def subscribed(self, group_id: int) -> None:
         """A group is new or has more topics. Nothing else about it changed, so its channels stay."""
-        self._forget_work(group_id)
+        self.agenda.forget(group_id)
         self.wake_group(group_id)
 
     def administered(self) -> None:
         """A command changed or removed a topic or group. Channels and leases of a reset or removed one are dropped.
         Consumers are closed if their group is gone, or if their filter no longer matches the group's."""
-        self._forget_work()
-        void = self.leases.void()
-        for key, channel in self._channels.items():
-            subscription = self._state.subscription(*key)
-            if subscription is not channel.subscription or subscription.epoch != channel.epoch:
-                void.add(key)
-        for key in void:
-            self._channels.pop(key, None)
+        self.agenda.forget_all()
+        for key in self.leases.void() | self.channels.void():
+            self.channels.drop(key)
             self.leases.drop(key)
         for key in self._broadcasts.topics_read():
             subscription = self._state.subscription(*key)
@@ -370,7 +262,7 @@ class Delivery(Part):
         if not self.sessions.close(session) or not self.active:
             return
         if not self.sessions.of_group(session.group_id):
-            self._forget_work(session.group_id)
+            self.agenda.forget(session.group_id)
         if self._state.group_broadcasting(session.group_id):
             deque(self.leases.table.close_session(session.session_id), 0)
             self._broadcasts.left(session.session_id)
@@ -411,6 +303,11 @@ class Delivery(Part):
 
     # -- the loop
 
+    @property
+    def has_news(self) -> bool:
+        """The next tick should come at once: a group was woken or messages became ready since the last."""
+        return self.agenda.has_news
+
     def tick(self, now: Now) -> None:
         """Expire leases, then claim, fetch and hand out due messages of the groups with work."""
         if not now.acting or not self.active:
@@ -421,24 +318,11 @@ class Delivery(Part):
         if self.leases.inherited.left:
             self.leases.inherited.take_some()
             if not self.leases.inherited.left:
-                self._dirty.update(self.sessions.groups())  # those with a limit may have more out than was counted
-        self.has_news = False
-        while self._resting and self._resting[0][0] <= now_ms:
-            _, group_id, topic_id, paced = heapq.heappop(self._resting)
-            if paced and (until_ms := self._pace(group_id).until_ms) > now_ms:
-                heapq.heappush(self._resting, (until_ms, group_id, topic_id, paced))
-                continue
-            self._has_work(group_id, topic_id)
-            self._dirty.add(group_id)
-        dirty = self._dirty.copy()
-        self._dirty.clear()
-        for group_id in dirty.intersection(self._passes):
-            if (begun := self._passes[group_id]) is not None:
-                begun.woken = True
-        served, handed = self._served, self._handed
-        for group_id in [*self._passes, *sorted(dirty.difference(self._passes))]:
-            if self._served - served >= SLICE_TOPICS_MAX or self._handed - handed >= HANDED_MAX:
-                self._passes.setdefault(group_id, None)
+                self.agenda.wake_all(self.sessions.groups())  # those with a limit may have more out than was counted
+        self._served = self._handed = 0
+        for group_id in self.agenda.due(now_ms):
+            if self._served >= SLICE_TOPICS_MAX or self._handed >= HANDED_MAX:
+                self.agenda.postpone(group_id)
                 continue
             self._serving.run(partial(self._failed, group_id), self._serve, group_id, now_ms)
 
@@ -451,11 +335,10 @@ class Delivery(Part):
         for session in list(self.sessions.of_group(group_id)):
             if self.sessions.close(session):
                 session.closed(failure)
-        self._forget_work(group_id)
-        self._passes.pop(group_id, None)
+        self.agenda.forget(group_id)
+        self.agenda.begin(group_id)  # its pass is over
         self._handing.drop()
-        for key in [key for key in self._channels if key[0] == group_id]:
-            del self._channels[key]
+        self.channels.drop_group(group_id)
         for key in [key for key in self._broadcasts.topics_read() if key[0] == group_id]:
             self._broadcasts.drop(key)
             self.leases.table.drop(key)
@@ -469,14 +352,12 @@ class Delivery(Part):
         """Until a lease ends, or a message that a consumer has room for is due."""
         if not now.acting or not self.active:
             return None
-        if self._passes:
+        if self.agenda.goes_on:
             return 0
         if self._leaving or self.leases.inherited.left:
             return TURN_PAUSE_MS
-        times = [t for t in (self.leases.table.next_end_ms(),) if t is not None]
-        if self._resting:
-            times.append(self._resting[0][0])
-        for group_id in self._dirty:
+        times = [t for t in (self.leases.table.next_end_ms(), self.agenda.rested_ms()) if t is not None]
+        for group_id in self.agenda.woken:
             takers = [session for session in self.sessions.of_group(group_id) if session.credits]
             if not takers or not self._room(group_id):
                 continue
@@ -493,63 +374,23 @@ class Delivery(Part):
         """Channels of this group that may have something to hand out."""
         if self._state.group_broadcasting(group_id):
             return self._broadcasts.channels(group_id)
-        return self._channels_in(group_id, self._topics_with_work(group_id))
-
-    def _channels_in(self, group_id: int, topic_ids: Iterable[int]) -> list[Channel]:
-        """The group's channels in these topics."""
-        return [channel for topic_id in topic_ids if (channel := self._channel((group_id, topic_id))) is not None]
+        return self.channels.in_topics(group_id, self.agenda.topics(group_id))
 
     def _open_channels(self, group_id: int) -> list[Channel]:
         """Channels of this group with unsettled messages, except those whose leases are not taken over yet."""
         if self._state.group_broadcasting(group_id):
             return self._broadcasts.channels(group_id)
-        topics = self._unsettled.get(group_id)
-        if topics is None:
-            topics = self._unsettled[group_id] = dict.fromkeys(self._perhaps_open(group_id))
-        for topic_id in [topic_id for topic_id in topics if not self._open(group_id, topic_id)]:
-            del topics[topic_id]
-        return self._channels_in(group_id, [t for t in topics if (group_id, t) not in self.leases.inherited.left])
+        topics, left = self.agenda.unsettled(group_id), self.leases.inherited.left
+        return self.channels.in_topics(group_id, [t for t in topics if (group_id, t) not in left])
 
-    def _pace(self, group_id: int) -> Pace:
-        pace = self._paces.get(group_id)
-        if pace is None:
-            pace = self._paces[group_id] = Pace(self._config.delivery_period_ms)
-        return pace
+    def _held(self, key: ChannelKey, epoch: int) -> Iterator[Positions]:
+        """What a new channel must not hand out."""
+        for lease in self.leases.table.of_channel(key):
+            # Leases of an earlier master, or of consumers that `_failed` has closed.
+            yield lease.positions
+        yield self._returns.positions(key, epoch)
 
-    def _channel(self, key: ChannelKey) -> Channel | None:
-        channel = self._channels.get(key)
-        if channel is None:
-            channel = self._make_channel(key)
-            if channel is None:
-                return None
-            for lease in self.leases.table.of_channel(key):
-                # Leases of an earlier master, or of consumers that `_failed` has closed.
-                channel.hold(lease.positions)
-            channel.hold(self._returns.positions(key, channel.epoch))
-            self._channels[key] = channel
-        return channel
-
-    def _make_channel(self, key: ChannelKey) -> Channel | None:
-        group, topic = self._state.groups.get(key[0]), self._state.topics.get(key[1])
-        subscription = None if group is None else group.subscriptions.get(key[1])
-        if group is None or topic is None or subscription is None:
-            return None
-        kind = FifoChannel if topic.fifo and not group.broadcasting else Channel
-        return kind(
-            key=key,
-            group=group.name,
-            topic=topic.name,
-            subscription=subscription,
-            recent=self._recent_of(key[1]),
-            config=self._config,
-            fetch=self.fetching.fetch,
-            pace=self._pace(key[0]),
-            next_position=subscription.floor,
-            hold_until_ms=self._hold_until_ms,
-            epoch=subscription.epoch,
-        )
-
-    def _serve_each(self, group_id: int, begun: _Pass, now_ms: int) -> bool:
+    def _serve_each(self, group_id: int, begun: Pass, now_ms: int) -> bool:
         """Serve consumers of a broadcasting group, each by itself, as many as a tick has room for. Returns whether the
         pass is over."""
         turn = READERS_HANDED_MAX
@@ -604,30 +445,30 @@ class Delivery(Part):
     def _serve(self, group_id: int, now_ms: int) -> None:
         """Serve one group, or go on with the pass that has begun. It stays dirty while prefetched messages that are due
         wait, for credit or for a read."""
-        begun = self._passes.pop(group_id, None)
+        begun = self.agenda.begin(group_id)
         sessions = self.sessions.of_group(group_id)
         if not sessions or self._state.group_paused(group_id):
             return
-        pace = self._pace(group_id)
+        pace = self.agenda.of_group(group_id).pace
         if begun is None:
             pace.begin(now_ms)
         if self._state.group_broadcasting(group_id):
-            begun = begun or _Pass(readers=itertools.product(self._state.group_topics(group_id), list(sessions)))
+            begun = begun or Pass(readers=itertools.product(self._state.group_topics(group_id), list(sessions)))
             over = self._serve_each(group_id, begun, now_ms)
         else:
-            begun = begun or _Pass(self._topics_with_work(group_id))
+            begun = begun or Pass(list(self.agenda.topics(group_id)))
             begun.waits |= self._serve_together(group_id, begun, now_ms)
             over = not (begun.topics and any(session.credits for session in sessions))
         if not over:
-            self._passes[group_id] = begun
+            self.agenda.go_on(group_id, begun)
             return
         if begun.woken:
-            self._passes[group_id] = None
+            self.agenda.go_on(group_id, None)
         pace.end(now_ms)
         if begun.waits:
-            self._dirty.add(group_id)
+            self.agenda.wake(group_id)
 
-    def _serve_together(self, group_id: int, begun: _Pass, now_ms: int) -> bool:
+    def _serve_together(self, group_id: int, begun: Pass, now_ms: int) -> bool:
         """Claim in these topics, read what was claimed together, and hand out what is due. Topics whose messages only
         wait for their time rest until then. True: prefetched messages are waiting in others."""
         sessions = self.sessions.of_group(group_id)
@@ -645,7 +486,7 @@ class Delivery(Part):
             if self.leases.inherited.taken - taken_over >= TURN_LEASES:
                 begun.topics[:0] = topics[place:]
                 break
-            channel, topic = self._channel((group_id, topic_id)), state.topics.get(topic_id)
+            channel, topic = self.channels.of((group_id, topic_id)), state.topics.get(topic_id)
             if channel is None or topic is None or topic.paused:
                 continue
             takers = self.sessions.of_group(group_id, channel.topic) if picky else sessions
@@ -668,45 +509,39 @@ class Delivery(Part):
             if not self._may_act():
                 # Nobody has what was gathered. New channels read it again, should this node be allowed to act again.
                 for key in self._handing.drop():
-                    self._channels.pop(key, None)
-                self._forget_work(group_id)
+                    self.channels.drop(key)
+                self.agenda.forget(group_id)
                 return True
             self._handing.flush()
             begun.topics += [channel.key[1] for channel, _, _ in served if channel.scans or turn <= 0 < room]
         waits = False
         full = min((min(s.credits, s.batch_messages_max) for s in sessions if s.credits), default=0)
-        work = self._work.get(group_id, {})
         for channel, _, ready_count in served:
             until_ms = channel.rests_until_ms(ready_count, full)
             if until_ms is None or until_ms <= now_ms:
                 waits = waits or channel.prefetched_count > 0
                 continue
-            work.pop(channel.key[1], None)
-            if until_ms != NEVER:
-                heapq.heappush(self._resting, (until_ms, *channel.key, channel.prefetched_count < full))
-        for topic_id in fed:
-            if topic_id in work:
-                # Behind the others: a topic with a long backlog must not take all credits of every pass.
-                work[topic_id] = work.pop(topic_id)
+            self.agenda.rest(channel.key, until_ms, paced=channel.prefetched_count < full)
+        self.agenda.put_behind(group_id, fed)
         return waits
 
     def _hand_out(self, channel: Channel, sessions: list[Session], ready_count: int, now_ms: int, room: int) -> int:
         """Hand out what is due in one channel, at most `room` messages, the consumers in turn. Returns how many."""
-        group_id = channel.key[0]
+        group = self.agenda.of_group(channel.key[0])
         handed = 0
         idle = 0
         while idle < len(sessions) and handed < room:
-            session = sessions[(self._turns[group_id] + idle) % len(sessions)]
+            session = sessions[(group.turns + idle) % len(sessions)]
             most = min(session.credits, session.batch_messages_max, room - handed)
             share = channel.take(now_ms, most) if session.credits else None
             if share is None:
                 idle += 1
                 continue
-            self._turns[group_id] += idle + 1
+            group.turns += idle + 1
             idle = 0
             if share.records:
                 if not self._may_act():  # since the pass began, its lease may have run out
-                    del self._channels[channel.key]  # nobody has what was taken: a new channel reads it again
+                    self.channels.drop(channel.key)  # nobody has what was taken: a new channel reads it again
                     break
                 handed += len(share.records)
                 self._handing.put(session, share, mixes=session.mixes)
@@ -754,22 +589,21 @@ class Delivery(Part):
     def _settled(self, key: ChannelKey) -> None:
         """Messages were settled: in a FIFO topic the ones behind them may go, in any other those that the window ended
         before."""
-        channel = self._channels.get(key)
+        channel = self.channels.made(key)
         if isinstance(channel, FifoChannel):
             channel.stir()
-            self._has_work(*key)
-            self.wake_group(key[0])
+            self.agenda.add(*key)
+            self.agenda.has_news = True
         elif channel is not None and channel.next_position < channel.subscription.ready.count:
-            self._dirty.add(key[0])
+            self.agenda.wake(key[0])
 
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:
-        channel = self._channels.get(key)
+        channel = self.channels.made(key)
         if channel is not None and channel.epoch == columns.epoch:
             given = np.frombuffer(columns.positions, "<u8") if columns.positions else None
             positions, known = channel.subscription.locate(np.frombuffer(columns.ids, "<u8"), given)
             channel.came_back(positions[known])
-        self._has_work(*key)
-        self._dirty.add(key[0])
+        self.agenda.add(*key)
 
     # -- upkeep
 
@@ -782,20 +616,11 @@ class Delivery(Part):
             return
         yield from self.leases.table.close_dropped()
         yield from self.leases.table.forget_settled(self._state.floor)
-        for number, key in enumerate(list(self._channels), 1):
-            if not number % TURN_CHANNELS:
-                yield
-            channel = self._channels.get(key)
-            if channel is None:
-                continue
-            channel.forget_settled()
-            if not channel.subscription.backlog and channel.idle_at(self._state.ready_count(key[1])):
-                # Everything is settled: a new channel would begin where this one stands.
-                del self._channels[key]
+        yield from self.channels.upkeep()
         yield from self._broadcasts.upkeep()
         self.leases.inherited.prune(now.cluster_ms)
         yield from self.leases.heard.prune(now.cluster_ms, self._state.floor, self._state.epoch)
 
     def prefetched(self) -> int:
         """Messages prefetched in all channels; channels of broadcasting groups do not count."""
-        return sum(channel.prefetched_count for channel in self._channels.values())
+        return sum(channel.prefetched_count for channel in self.channels)

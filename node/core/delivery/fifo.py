@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.core.delivery.channel import FETCHES_MAX, NEVER, Channel, Share
+from tickwheel.node.core.delivery.agenda import NEVER
+from tickwheel.node.core.delivery.channel import FETCHES_MAX, Channel, Share
 from tickwheel.node.core.delivery.partial_read import ReadRows
 from tickwheel.node.core.delivery.prefetched import Prefetched
 from tickwheel.node.core.metas import meta_of

@@ -11,7 +11,7 @@ import pytest
 from tests.counting import calls_of
 from tests.node.core.schedule.test_pending import core_of, schedule
 from tests.node.core.trio import Client, Node, World, digests
-from tickwheel.node.core.delivery.delivery import Delivery
+from tickwheel.node.core.delivery.channels import Channels
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch import status
 from tickwheel.node.core.watch.listings import named_topic, topics_after
@@ -118,13 +118,13 @@ def test_a_change_has_no_group_look_at_topics_in_which_nothing_waits(monkeypatch
     client.consume()
     world.run(300)
     looked: list[int] = []
-    is_open = Delivery._open
+    is_open = Channels.is_open
 
-    def look(delivery: Delivery, group_id: int, topic_id: int) -> bool:
+    def look(channels: Channels, group_id: int, topic_id: int) -> bool:
         looked.append(topic_id)
-        return is_open(delivery, group_id, topic_id)
+        return is_open(channels, group_id, topic_id)
 
-    monkeypatch.setattr(Delivery, "_open", look)
+    monkeypatch.setattr(Channels, "is_open", look)
     create(world, AdminCommand(set_topic_paused=SetPausedRequest(name="t5", paused=True)))
     client.schedule([100])
     world.run_until(lambda: len(client.got) == 1)
@@ -140,9 +140,9 @@ def test_a_consumer_makes_channels_only_for_topics_that_have_something_for_it() 
     master = world.elect()
     assert master.host is not None
     delivery = master.host.core.parts.delivery
-    assert len(delivery._channels) <= 1
+    assert len([*delivery.channels]) <= 1
     world.run(2_500)
-    assert not delivery._channels  # what is settled needs none
+    assert not [*delivery.channels]  # what is settled needs none
     client.schedule([100])
     world.run_until(lambda: len(client.got) == 51)
     assert not client.repeated()

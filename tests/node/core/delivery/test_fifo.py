@@ -98,7 +98,7 @@ def test_a_blocked_message_keeps_no_record_but_its_own_in_memory() -> None:
     world.run(200)
     master = world.elect()
     assert master.host is not None
-    [channel] = master.host.core.parts.delivery._channels.values()
+    [channel] = master.host.core.parts.delivery.channels
     assert isinstance(channel, FifoChannel)
     waiting = [one for lane in channel._lanes.values() for one in lane.waiting]
     assert len(waiting) == 3
@@ -163,7 +163,7 @@ def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world.run(200)
     master = world.elect()
     assert master.host is not None
-    channel = master.host.core.parts.delivery._channels[1, 1]
+    channel = master.host.core.parts.delivery.channels.made((1, 1))
     assert isinstance(channel, FifoChannel) and channel.prefetched_count <= 20
     world.run(3_000)
     assert [number for number, _ in client.by_group()["a"]] == [0, *range(60)]
@@ -233,7 +233,7 @@ def test_what_was_read_ahead_meets_a_changed_filter() -> None:
     assert client.by_group() == {"x": [(0, 1)]} and client.session is not None and client.at is not None
     master = world.elect()
     assert client.at is master and master.host is not None
-    channel = master.host.core.parts.delivery._channels[1, 1]
+    channel = master.host.core.parts.delivery.channels.made((1, 1))
     assert isinstance(channel, FifoChannel) and channel.prefetched_count == 2, "two more were read for the old filter"
     client.judge = lambda record, attempt: ACK
     changed: list[object] = []

@@ -8,7 +8,8 @@ import numpy as np
 
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.delivery.channel import Channel, Pace
+from tickwheel.node.core.delivery.agenda import Pace
+from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.prefetched import Prefetched, measure
 from tickwheel.node.core.delivery.recent_units import RecentUnits

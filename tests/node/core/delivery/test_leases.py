@@ -147,7 +147,7 @@ def test_a_reset_overtakes_the_return_of_a_lease(monkeypatch: pytest.MonkeyPatch
     returns: list[Any] = []
     monkeypatch.setattr(delivery.settlements, "expire", lambda *given: returns.append(given))
     world.run_until(lambda: bool(returns))
-    delivery._channels.clear()
+    delivery.channels._by_key.clear()
     admin(world, reset_group=admin_pb2.ResetGroupRequest(name="g", start_from=consumer_pb2.EARLIEST))
     world.run(100)
     monkeypatch.undo()

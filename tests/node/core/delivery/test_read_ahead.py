@@ -95,7 +95,7 @@ def test_messages_of_all_sizes_come_once_within_the_bound(fifo: bool) -> None:
     world.run(200)
     master = world.elect()
     assert master.host is not None
-    for channel in master.host.core.parts.delivery._channels.values():
+    for channel in master.host.core.parts.delivery.channels:
         assert (channel._bytes, channel._parked) == (0, 0)
 
 

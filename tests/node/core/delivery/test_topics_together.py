@@ -11,7 +11,7 @@ import pytest
 
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.delivery import delivery, handing, retries, settlements
+from tickwheel.node.core.delivery import agenda, delivery, handing, retries, settlements
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable
@@ -230,7 +230,7 @@ def test_a_message_that_is_handed_back_comes_though_its_topic_is_quiet(world: Wo
     host = leaver.node.host
     assert host is not None
     delivery = host.core.parts.delivery
-    assert not any(delivery._work.values()), "nothing is left to hand out"
+    assert not any(group.topics for group in delivery.agenda._groups.values()), "nothing is left to hand out"
     had = b"".join(batch.records for batch in leaver.batches)
     kept = b"".join(batch.records for batch in stayer.batches)
     assert had
@@ -362,12 +362,14 @@ def test_prefetched_messages_of_a_paused_topic_keep_no_node_awake(world: World) 
     world.run_until(lambda: bool(taker.batches))
     core = core_of(taker)
     delivery, group_id, topic_id = core.parts.delivery, core.state.group_id("g") or 0, core.state.topic_id("a") or 0
-    channel, unit = delivery._channel((group_id, topic_id)), delivery._recent[topic_id].find(np.zeros(1, np.uint64))
+    channel, unit = (
+        delivery.channels.of((group_id, topic_id)),
+        delivery.channels.recent_of(topic_id).find(np.zeros(1, np.uint64)),
+    )
     assert channel is not None and unit is not None
     channel._unread[0] = 1
     channel.supply(0, 0, unit, b"a")
-    delivery._has_work(group_id, topic_id)
-    delivery._dirty.add(group_id)
+    delivery.agenda.add(group_id, topic_id)
     now = Now(ClusterMs(core.clock.now_ms()), core.steady_ms(), True, True)
     assert (delivery.wait_ms(now) or 0) <= 0
     topic = core.state._state.topics.get(topic_id)
@@ -385,13 +387,13 @@ def test_a_new_channel_looks_only_at_its_own_leases(world: World, monkeypatch: p
     core = core_of(taker)
     delivery, topic_id = core.parts.delivery, core.state.topic_id("a") or 0
     key = (core.state.group_id("g") or 0, topic_id)
-    del delivery._channels[key]
+    delivery.channels.drop(key)
 
     def walked(_: object) -> Iterator[Lease]:
         raise AssertionError("something walks over all leases")
 
     monkeypatch.setattr(LeaseTable, "open_leases", walked)
-    channel = delivery._channel(key)
+    channel = delivery.channels.of(key)
     assert channel is not None and channel._held == {0, 1}
 
 
@@ -414,13 +416,13 @@ def test_a_pass_over_many_topics_goes_on_in_later_ticks(world: World, monkeypatc
     machine a second, and the next election came before they were through. No message is late for that."""
     monkeypatch.setattr(delivery, "SLICE_TOPICS_MAX", 1)
     slices: list[list[int]] = []
-    cut = delivery._Pass.slice
+    cut = agenda.Pass.slice
 
-    def noted(self: delivery._Pass, topics_max: int | None) -> list[int]:
+    def noted(self: agenda.Pass, topics_max: int | None) -> list[int]:
         slices.append(cut(self, topics_max))
         return slices[-1]
 
-    monkeypatch.setattr(delivery._Pass, "slice", noted)
+    monkeypatch.setattr(agenda.Pass, "slice", noted)
     taker = Taker(world, mixes=True)
     for turn in range(20):
         schedule(world, "abcabc"[turn % 4 : turn % 4 + 3], in_ms=20 + turn % 5)
@@ -492,21 +494,21 @@ def test_what_comes_while_a_pass_goes_on_is_served_after_it(world: World, monkey
     for topic in "bc":
         topic_id = core.state.topic_id(topic)
         assert topic_id is not None
-        deliveries._has_work(group_id, topic_id)
-    cut = delivery._Pass.slice
-    begun: list[delivery._Pass] = []
+        deliveries.agenda.add(group_id, topic_id)
+    cut = agenda.Pass.slice
+    begun: list[agenda.Pass] = []
 
-    def held(self: delivery._Pass, topics_max: int | None) -> list[int]:
+    def held(self: agenda.Pass, topics_max: int | None) -> list[int]:
         begun.append(self)
         return []
 
-    monkeypatch.setattr(delivery._Pass, "slice", held)
+    monkeypatch.setattr(agenda.Pass, "slice", held)
     deliveries.wake_group(group_id)
     taker.node.wake()
     schedule(world, "a", in_ms=5)
     world.run(50)
     assert len(set(map(id, begun))) == 1 and len(taker.batches) == batches
-    monkeypatch.setattr(delivery._Pass, "slice", cut)
+    monkeypatch.setattr(agenda.Pass, "slice", cut)
     world.run(50)
     assert len(taker.batches) == batches + 1
 

@@ -343,7 +343,7 @@ def test_what_has_lost_its_place_is_not_waited_for() -> None:
     core = master.host.core
     assert len(client.got) == COUNT
     number = world.now_ms // 3_600_000 << 32 | 999
-    core.parts.record_repair.add(Unreadable(core.parts.delivery._channels[1, 1], 3, number, None, "bad page"))
+    core.parts.record_repair.add(Unreadable(core.parts.delivery.channels._by_key[1, 1], 3, number, None, "bad page"))
     master.wake()
     world.run(1_000)
     assert core.parts.record_repair.waiting == 0 and not letters(world)
