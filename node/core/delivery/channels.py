@@ -13,7 +13,7 @@ from tickwheel.node.core.delivery.agenda import Pace
 from tickwheel.node.core.delivery.channel import Channel, Fetch
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.leases import TURN_CHANNELS, ChannelKey
-from tickwheel.node.core.delivery.recent_units import RecentUnits
+from tickwheel.node.core.delivery.recent_units import Recent
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.subscription import Positions
 
@@ -35,7 +35,8 @@ class Channels:
         self._pace = pace
         self._held = held
         self._by_key: dict[ChannelKey, Channel] = {}
-        self._recent: dict[int, RecentUnits] = {}
+        self.recent = Recent()
+        """Units that were dispatched in this mastership."""
         self._hold_until_ms = 0
 
     def __iter__(self) -> Iterator[Channel]:
@@ -48,7 +49,7 @@ class Channels:
     def clear(self) -> None:
         """The mastership is over."""
         self._by_key.clear()
-        self._recent.clear()
+        self.recent.clear()
 
     def made(self, key: ChannelKey) -> Channel | None:
         """The channel if there is one by now."""
@@ -82,7 +83,7 @@ class Channels:
             group=group.name,
             topic=topic.name,
             subscription=subscription,
-            recent=self.recent_of(key[1]),
+            recent=self.recent.of(key[1]),
             config=self._config,
             fetch=self._fetch,
             pace=self._pace(key[0]),
@@ -124,20 +125,11 @@ class Channels:
         channel = self._by_key.get((group_id, topic_id))
         return channel is not None and not channel.idle_at(self._state.ready_count(topic_id))
 
-    # -- recent units
-
-    def recent_of(self, topic_id: int) -> RecentUnits:
-        """The recent units of a topic."""
-        recent = self._recent.get(topic_id)
-        if recent is None:
-            recent = self._recent[topic_id] = RecentUnits()
-        return recent
-
     def unpush(self) -> None:
         """A dispatch was not applied: forget what came ahead of it."""
-        self._recent.clear()
+        self.recent.clear()
         for channel in self:
-            channel.recent = self.recent_of(channel.key[1])
+            channel.recent = self.recent.of(channel.key[1])
             channel.unpush(self._state.ready_count(channel.key[1]))
 
     # -- upkeep

@@ -174,7 +174,7 @@ class Delivery(Part):
             return
         self.leases.inherited.dispatched(topic_id, first_position, units)
         if not pushed:
-            self.channels.recent_of(topic_id).add(first_position, units)
+            self.channels.recent.add(topic_id, first_position, units)
         for subscription in self._state.groups.of_topic(topic_id):
             group_id = subscription.group_id
             if self.sessions.of_group(group_id):
@@ -184,7 +184,7 @@ class Delivery(Part):
     def on_pushed(self, topic_id: int, first_position: int, units: Units) -> None:
         """Prefetch units ahead of their dispatch, where a channel takes them. The dispatch will bring them to these
         positions of the ready queue."""
-        self.channels.recent_of(topic_id).add(first_position, units)
+        self.channels.recent.add(topic_id, first_position, units)
         self.leases.inherited.dispatched(topic_id, first_position, units)
         for group_id in self.sessions.groups():
             subscription = self._state.subscription(group_id, topic_id)

@@ -465,7 +465,7 @@ def test_a_mistake_while_what_was_dispatched_is_handed_out_begins_its_groups_ane
     assert master.host is not None
     delivery = master.host.core.parts.delivery
     at = ["once"]
-    monkeypatch.setattr(delivery.channels, "recent_of", raising(delivery.channels.recent_of, at))
+    monkeypatch.setattr(delivery.channels.recent, "add", raising(delivery.channels.recent.add, at))
     client = Client(world)
     client.consume()
     world.run(100)

@@ -364,7 +364,7 @@ def test_prefetched_messages_of_a_paused_topic_keep_no_node_awake(world: World) 
     delivery, group_id, topic_id = core.parts.delivery, core.state.group_id("g") or 0, core.state.topic_id("a") or 0
     channel, unit = (
         delivery.channels.of((group_id, topic_id)),
-        delivery.channels.recent_of(topic_id).find(np.zeros(1, np.uint64)),
+        delivery.channels.recent.of(topic_id).find(np.zeros(1, np.uint64)),
     )
     assert channel is not None and unit is not None
     channel._unread[0] = 1
