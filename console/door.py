@@ -139,14 +139,14 @@ class Door:
             return
         if request.method != "POST":
             raise refused("method", request.method, "GET or POST")
-        origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != headers.get("host"):
-            raise _forbidden("Origin", origin, "a page of this console")
+        origin = foreign_origin(request)
+        if origin is not None:
+            raise forbidden("Origin", origin, "a page of this console")
         if headers.get("content-type", "").split(";")[0].strip() != "application/json":
             raise refused("Content-Type", headers.get("content-type", "absent"), "application/json")
         session_id = request.cookies.get(self._config.cookie, "")
         if not self._sessions.shows(session_id, headers.get(CSRF_HEADER, "")):
-            raise _forbidden(CSRF_HEADER, "absent or of another session", "that of this session; load the page again")
+            raise forbidden(CSRF_HEADER, "absent or of another session", "that of this session; load the page again")
         if self._config.read_only and request.url.path not in ALWAYS_ALLOWED:
             raise PermissionRefused("this console only reads (--read-only)", "READ_ONLY")
 
@@ -164,7 +164,15 @@ def foreign_host(request: Request, hosts: frozenset[str]) -> str | None:
     return None if host in hosts else host
 
 
-def _forbidden(field: str, value: str, limit: str) -> PermissionRefused:
+def foreign_origin(request: Request) -> str | None:
+    """The origin of the page for which a browser sent a request, if that is a page of another host; else None. Other
+    programs name no origin."""
+    origin = request.headers.get("origin")
+    return None if origin is None or origin.partition("://")[2] == request.headers.get("host") else origin
+
+
+def forbidden(field: str, value: str, limit: str) -> PermissionRefused:
+    """The refusal of what a page elsewhere may have made a browser send."""
     metadata = {"field": field, "value": value[:100], "limit": limit}
     return PermissionRefused(f"{field}: {value[:100]}: {limit}", "FORGED", metadata)
 

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from tickwheel.client import AsyncClient, PermissionRefused
 from tickwheel.client.errors import refused
 from tickwheel.console.asked import json_of
+from tickwheel.console.door import forbidden, foreign_origin
 from tickwheel.gateway.clients import Clients
 from tickwheel.gateway.idempotency import Idempotency
 from tickwheel.gateway.models import Problem, Scheduled
@@ -166,5 +167,15 @@ def has_no_query(request: Request) -> None:
         raise refused(name, value, "no field of this query")
 
 
-WELL_FORMED = [Depends(is_utf8), Depends(is_said_once), Depends(has_json_body)]
+def is_no_forgery(request: Request) -> None:
+    """Raise PermissionRefused for a change that a page of another site lets a browser send.
+
+    Without a body a POST needs no content type, so a browser would not ask first whether the page may send it.
+    """
+    origin = foreign_origin(request)
+    if request.method != "GET" and origin is not None:
+        raise forbidden("Origin", origin, "a page of this host")
+
+
+WELL_FORMED = [Depends(is_no_forgery), Depends(is_utf8), Depends(is_said_once), Depends(has_json_body)]
 NO_QUERY = [Depends(has_no_query)]

@@ -208,7 +208,9 @@ async def pending(topic: TopicName, client: Caller, page: Annotated[Page, Query(
             due_before=moment_of(page.due_before) if page.due_before is not None else None,
         )
     except RequestRefused as error:
-        raise (refused("after", page.after, error.limit) if error.field == "page_token" else error) from None
+        if error.field != "page_token":
+            raise
+        raise refused("after", page.after, "`next` of the page before, with the same conditions") from None
     return Pending(messages=[MessageView.of_message(message) for message in found.messages], next=found.next)
 
 

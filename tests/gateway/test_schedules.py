@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -391,6 +392,16 @@ async def test_pages_of_other_sites_change_nothing(cluster: LocalCluster, tmp_pa
             assert (await call("GET", "/v1/schedules/forged", Origin=origin))[1]["counts"]["triggered"] == 0
         same = {"Host": "gateway.example:80", "Origin": "https://gateway.example:80"}
         assert (await call("POST", "/v1/schedules/forged/trigger", **same))[0] == 201
+        changes = [
+            (method.upper(), re.sub(r"{\w+}", "x", path))
+            for path, methods in (await call("GET", "/openapi.json"))[1]["paths"].items()
+            for method in methods
+            if method != "get"
+        ]
+        assert len(changes) > 10
+        for method, path in changes:
+            status, answer, _ = await call(method, path, Origin="http://evil.example")
+            assert (status, answer["reason"], answer["field"]) == (403, "FORGED", "Origin"), path
 
 
 async def test_the_callers_rights_hold(tmp_path: Path) -> None:
