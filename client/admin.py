@@ -84,6 +84,12 @@ class AdminClient(ServiceCalls[AdminStub]):
             for address, answer in answers.items()
         }
 
+    async def status(self, address: str, timeout_s: float | None = None) -> NodeStatus:
+        """Status of one node."""
+        return node_status_of(
+            await self._ask_at(address, lambda stub: stub.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
+        )
+
     async def server_infos(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, ServerInfo | Fault]:
         """Version and services of each known node, by address; a Fault without an answer or for an older version.
 

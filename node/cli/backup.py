@@ -37,6 +37,8 @@ files of the wheel."""
 PASSES = frozenset({"WRONG_STATE", "NODE_FAULT", "LIMIT_REACHED", "RESOURCE_EXHAUSTED"})
 """Reasons that end once a node has restarted or has room, beside those for which a call is worth repeating anyway."""
 
+SILENCE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+
 
 @backup_app.command()
 def backup(
@@ -150,6 +152,7 @@ class _Copy:
     async def _try(self, client: AsyncClient, number: int) -> None:
         from tickwheel.replication.copied_file import HELD_FILES_MAX
 
+        await _answers(client, self._addresses[number])
         held = self._writer.begin()[:HELD_FILES_MAX]
         copy = client.admin.backup(self._addresses[number], stale=self._stale, held=held)
         async with contextlib.aclosing(copy) as chunks:
@@ -176,6 +179,17 @@ class _Copy:
         if address in str(error):
             return error
         return type(error)(f"{address}: {error}", error.reason, error.metadata)
+
+
+async def _answers(client: AsyncClient, address: str) -> None:
+    """Raise ClusterUnavailable if a node says nothing. A copy may begin minutes after it was asked for, once a
+    checkpoint is written; a status comes at once."""
+    try:
+        await client.admin.status(address)
+    except TickwheelError as error:
+        fault = Fault(error.reason, str(error), error.metadata)
+        if fault.reason in SILENCE:
+            raise ClusterUnavailable(f"{address}: {client.cluster.why(fault)}", "UNAVAILABLE") from error
 
 
 def _passes(error: TickwheelError) -> bool:

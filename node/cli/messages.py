@@ -15,6 +15,7 @@ import typer
 from rich.markup import escape
 
 from tickwheel.client import AsyncClient, CancelResult, Delivery, KeyConflict, KeyOutcome, Message, RescheduleResult
+from tickwheel.client.backoff import Deadline
 from tickwheel.client.consumer import HOLD_S_MAX
 from tickwheel.node.cli.options import Asked, Commands, MadeBy
 from tickwheel.node.cli.output import (
@@ -213,6 +214,8 @@ def consume(
     async def go() -> None:
         credits = min(count, 1_024) if count else 1_024
         async with open_client(Asked.addresses) as client:
+            # A consumer waits long for a master, as it should through an outage. A wrong address is told soon.
+            await client.cluster.master(Deadline(client.timeout_s))
             consumer = client.consumer(
                 group,
                 topics,

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from tickwheel.client import AsyncClient, Selection, Sweep
+from tickwheel.client import AsyncClient, Selection, Sweep, SweepState
 from tickwheel.node.cli.options import Asked
 from tickwheel.node.cli.output import ask, confirm, duration, err, moment_ms, out, print_json, print_table, time_text
 from tickwheel.node.cli.pending import Chosen, cold_text, pending_app
@@ -47,13 +47,29 @@ def said_of(sweep: Sweep) -> str:
 
 
 async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> int:
-    """Show the number of messages, ask for confirmation, and return the number. Raises BadParameter without a terminal,
-    Abort on a no."""
+    """Show the number of messages, ask for confirmation, and return the number. There is no question about none. Raises
+    BadParameter without a terminal, Abort on a no."""
     count = (await client.count_pending(**chosen)).total
+    if not count:
+        return 0
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"{count:,} messages would be {verb}; pass --yes to confirm")
     await confirm(f"{count:,} {'message' if count == 1 else 'messages'} will be {verb}.")
     return count
+
+
+def _selection(chosen: dict[str, Any]) -> Selection:
+    """What is chosen. Raises BadParameter for what no sweep takes, before anybody is asked to confirm it."""
+    if not any(chosen[name] for name in ("topic", "tag", "key", "key_prefix")):
+        raise typer.BadParameter("give a topic, --tag, --key or --key-prefix")
+    return Selection(**chosen)
+
+
+def _nothing(chosen: Selection, action: str) -> Sweep:
+    """The result where nothing is selected. No job is begun: it would take what is scheduled meanwhile, and nobody has
+    agreed to that."""
+    counts = dict.fromkeys(("begun_ms", "ended_ms", "pending", "examined", "done", "too_late", "gone", "too_far"), 0)
+    return Sweep(job_id="", state=SweepState.FINISHED, action=action, selection=chosen, **counts)
 
 
 async def _say_cold(client: AsyncClient) -> None:
@@ -105,10 +121,14 @@ def _report(sweep: Sweep) -> None:
 def cancel(chosen: Chosen, yes: Yes = False, detach: Detach = False) -> None:
     """Cancel every pending message of a selection that was scheduled before now."""
 
+    selection = _selection(chosen)
+
     async def go(client: AsyncClient) -> Sweep:
         await _say_cold(client)
         count = None if yes else await _ask(client, chosen, "cancelled")
-        begun = await client.sweeps.cancel(Selection(**chosen))
+        if count == 0:
+            return _nothing(selection, "cancel")
+        begun = await client.sweeps.cancel(selection)
         return begun if detach else await follow(client, begun, count)
 
     _report(ask(go))
@@ -135,10 +155,14 @@ def reschedule(
     if len(when) != 1 or (later is not None and earlier is not None):
         raise typer.BadParameter("give exactly one of --at, --delay, --later and --earlier")
 
+    selection = _selection(chosen)
+
     async def go(client: AsyncClient) -> Sweep:
         await _say_cold(client)
         count = None if yes else await _ask(client, chosen, "moved")
-        begun = await client.sweeps.reschedule(Selection(**chosen), **when)
+        if count == 0:
+            return _nothing(selection, "move")
+        begun = await client.sweeps.reschedule(selection, **when)
         return begun if detach else await follow(client, begun, count)
 
     _report(ask(go))

@@ -16,7 +16,7 @@ import grpc
 import pytest
 from rich.progress import Progress
 
-from tickwheel.client import TickwheelError
+from tickwheel.client import ClusterUnavailable, TickwheelError
 from tickwheel.client.async_client import AsyncClient
 from tickwheel.node.backup_files import LIST_NAME, BackupWriter
 from tickwheel.node.cli import backup as command
@@ -222,6 +222,24 @@ async def test_a_node_that_falls_silent_is_given_up() -> None:
         with pytest.raises(TickwheelError, match="nothing for 0 s"):
             async for _ in client.admin.backup(node.address, silence_s=0.05):
                 pass
+
+
+async def test_a_node_that_answers_nothing_is_not_waited_for(
+    writer: BackupWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first chunk may take minutes. So the node is asked first for what comes at once."""
+
+    class Silent(Node):
+        async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.NodeStatus:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    monkeypatch.setattr(command, "open_client", lambda addresses: AsyncClient(addresses, timeout_s=0.3))
+    node = Silent(everything)  # type: ignore[abstract]
+    async with serving(node):
+        with pytest.raises(ClusterUnavailable, match=f"{node.address}: does not answer"):
+            await copied(writer, node)
+    assert not node.requests
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -105,7 +105,14 @@ def test_many_are_cancelled_and_moved(run: Run, address: str) -> None:
     assert (ended["state"], ended["done"], ended["action"]) == ("FINISHED", 15, "cancel")
     assert run("count", "swept", "--json").json["total"] == 5
     assert run("pending", "reschedule", "swept", "--later", "1h", "--earlier", "1h", "--yes").code == 2
-    assert run("pending", "cancel", "--yes").code == 1
+    for chosen in ([], ["--until", str(begin_ms)]):
+        everything = run("pending", "cancel", *chosen)
+        assert everything.code == 2 and "give a topic" in everything.err, "told before anything is confirmed"
+    nothing = run("pending", "cancel", "swept", "--tag", "a")
+    assert (nothing.code, nothing.out.strip(), nothing.err) == (0, "0 cancelled", "")
+    assert run("pending", "reschedule", "swept", "--tag", "a", "--later", "1h").out.strip() == "0 moved"
+    unbegun = run("pending", "cancel", "swept", "--key", "none", "--detach", "--json").json
+    assert (unbegun["job_id"], unbegun["state"], unbegun["done"]) == ("", "FINISHED", 0)
     told = run("pending", "sweeps").out
     assert "shift by +3,600 s" in told and "topic=swept tag=a" in told and "15 cancelled" in told
     assert run("pending", "stop", ended["job_id"]).out.strip() == "15 cancelled"

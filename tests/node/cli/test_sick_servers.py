@@ -8,11 +8,12 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tickwheel.client import AsyncClient
-from tickwheel.node.cli import output
+from tickwheel.node.cli import backup, messages, output
 from tickwheel.node.cli import program as cli
 
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -57,20 +58,29 @@ def sick(answer: bytes) -> Iterator[str]:
         ["member", "add", "n9", "--peer", "h:1", "--client", "h:2"],
         ["disk"],
         ["list"],
+        ["consume", "t", "--group", "g"],
+        ["backup", "copy"],
     ],
     ids=lambda words: words[0],
 )
 def test_a_server_that_does_not_answer_is_named(
-    words: list[str], answer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    answer: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Nothing waits longer than a call may."""
+    """Nothing waits longer than a call may, not even what waits long once it was answered."""
+    monkeypatch.chdir(tmp_path)
     opened = output.open_client
 
     def impatient(addresses: str, timeout_s: float = TIMEOUT_S, token: str | None = None) -> AsyncClient:
         return opened(addresses, min(timeout_s, TIMEOUT_S), token)
 
-    monkeypatch.setattr(output, "open_client", impatient)
+    for module in (output, messages, backup):
+        monkeypatch.setattr(module, "open_client", impatient)
     with sick(ANSWERS[answer]) as address:
         assert cli.run([*words, "--addresses", address]) == cli.EXIT_UNAVAILABLE
     told = capsys.readouterr().err.strip().splitlines()
+    assert "60 s" not in told[0], "as long as a consumer waits that has had a master"
     assert address in told[0] and "Hint:" in told[-1] and "Traceback" not in "".join(told)
