@@ -330,6 +330,11 @@ class Cluster:
             self._master = None
             self._found.clear()
 
+    @property
+    def known_master(self) -> str:
+        """The master's address as far as it is known; empty: it is not."""
+        return self._master or ""
+
     async def master(self, deadline: Deadline, *, patient: bool = False) -> str:
         """The master's address, searched for if it is not known. Raises ClusterUnavailable at the deadline.
 

@@ -35,6 +35,9 @@ class Clients:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._tried: dict[str, _Kept] = {}
         """Of tokens for which no node has done anything yet, while they have calls."""
+        self._master = ""
+        """Known to the client that worked last. A new one begins there: it need not look for the master at all nodes,
+        each of which would note the refusal of a wrong token."""
         self._trying = asyncio.Semaphore(TRIED_MAX)
         """A place is held for each of `_tried`."""
 
@@ -63,12 +66,14 @@ class Clients:
             self._trying.release()
             return
         try:
-            self._tried[token] = _Kept(self._make(token))
+            found = self._tried[token] = _Kept(self._make(token))
+            found.client.cluster.learn(self._master)
         except BaseException:
             self._trying.release()
             raise
 
     async def _keep(self, token: str, found: _Kept) -> None:
+        self._master = found.client.cluster.known_master or self._master
         if self._tried.get(token) is found:
             self._kept[token] = self._tried.pop(token)
             self._trying.release()

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.client import AsyncClient, PermissionRefused, RequestRefused
+from tickwheel.client.cluster import Cluster
 from tickwheel.client.moments import duration_of
 from tickwheel.gateway import app as gateway_app
 from tickwheel.gateway.addresses import AddressRefusedError, is_public, public_socket
@@ -298,6 +299,7 @@ class FakeClient:
     def __init__(self, token: str) -> None:
         self.token = token
         self.closed = False
+        self.cluster = Cluster(["127.0.0.1:1"])
 
     async def close(self) -> None:
         """Noted."""

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from tests.gateway.gateways import SOON_S, api, running
 from tests.process.commands import COMMAND
-from tickwheel.client import AsyncClient, ExponentialBackoff, RetryPolicy
+from tickwheel.client import AsyncClient, ExponentialBackoff, Fault, RetryPolicy
 from tickwheel.gateway.signing import secret_of, signature_headers
 from tickwheel.node.local_cluster import LocalCluster
 
@@ -443,3 +443,25 @@ async def test_addresses_inside_are_refused(
             async with asyncio.timeout(SOON_S):
                 await down.wait()
         assert not receiver.posts
+
+
+async def test_a_wrong_token_is_refused_by_one_node(tmp_path: Path) -> None:
+    """The gateway knows the master by then. So one node notes the refusal, not each; and a master that was lost is
+    found again."""
+    async with LocalCluster(tmp_path, 3) as cluster, AsyncClient(cluster.addresses) as before:
+        await before.access.set_user("root", ["administrator"])
+        token = (await before.access.create_token("root")).secret
+        await before.admin.update_settings(rights=True)
+        root = {"Authorization": f"Bearer {token}"}
+        async with api(cluster, tmp_path / "g.toml") as call, AsyncClient(cluster.addresses, token=token) as asking:
+            assert (await call("GET", "/v1/topics", **root))[0] == 200
+            for number in range(3):
+                wrong = {"Authorization": f"Bearer tw_wrong{number}"}
+                assert (await call("GET", "/v1/topics", **wrong))[0] == 401
+            await asking.admin.know_all()
+            answers = (await asking.access.audit()).values()
+            noted = [record for records in answers if not isinstance(records, Fault) for record in records]
+            assert len([record for record in noted if record.result.startswith("refused")]) == 3
+            await cluster.kill_node(cluster.node((await asking.admin.master_status()).node_id))
+            assert (await call("GET", "/v1/topics", Authorization="Bearer tw_wrong"))[0] == 401
+            assert (await call("GET", "/v1/topics", **root))[0] == 200
