@@ -36,6 +36,10 @@ from tickwheel.storage.disk import (
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
+_ADVICE = {
+    errno.EROFS: "; mount the file system writable and start the node again",
+    errno.EIO: "; the disk is failing: look at the system's log (dmesg)",
+}
 _WRITE_PARTS_MAX = 1024
 """IOV_MAX of Linux: the most buffers for one pwritev."""
 
@@ -52,8 +56,11 @@ def _translated(error: OSError, action: str, path: str) -> DiskError:
     kind = DiskFullError if error.errno in _FULL_ERRNOS else DiskError
     if error.errno in _NO_DESCRIPTOR_ERRNOS:
         kind = NoDescriptorError
-    advice = "; mount the file system writable and start the node again" if error.errno == errno.EROFS else ""
-    return kind(f"cannot {action} {path!r}: {error.strerror or error}{advice}")
+    return kind(f"cannot {action} {path!r}: {_why(error)}")
+
+
+def _why(error: OSError) -> str:
+    return f"{error.strerror or error}{_ADVICE.get(error.errno or 0, '')}"
 
 
 class LocalFile:
@@ -164,7 +171,7 @@ class LocalFile:
         try:
             os.fdatasync(self._open_descriptor())
         except OSError as error:
-            raise FsyncFailedError(f"fdatasync of {self._path!r} failed: {error.strerror}") from error
+            raise FsyncFailedError(f"fdatasync of {self._path!r} failed: {_why(error)}") from error
 
     def close(self) -> None:
         if self._descriptor < 0:
@@ -272,7 +279,7 @@ class LocalDisk:
         try:
             paths = self._descriptors.run_briefly(walk)
         except OSError as error:
-            raise _translated(error, "list", path) from error
+            raise _translated(error, "list", path or str(self._root)) from error
         return [found for found in paths if found != LOCK_NAME]
 
     def list(self, path: str) -> list[str]:
@@ -281,7 +288,7 @@ class LocalDisk:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise _translated(error, "list", path) from error
+            raise _translated(error, "list", path or str(self._root)) from error
         return names if path else [name for name in names if name != LOCK_NAME]
 
     def make_dir(self, path: str) -> None:
@@ -367,17 +374,18 @@ class LocalDisk:
 
     def _fsync_one_dir(self, path: str) -> None:
         target = self._below_root(path)
+        shown = path or str(self._root)
 
         def fsync() -> None:
             descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
             except OSError as error:
-                raise FsyncFailedError(f"fsync of directory {path!r} failed: {error.strerror}") from error
+                raise FsyncFailedError(f"fsync of directory {shown!r} failed: {_why(error)}") from error
             finally:
                 os.close(descriptor)
 
         try:
             self._descriptors.run_briefly(fsync)
         except OSError as error:
-            raise _translated(error, "open the directory", path) from error
+            raise _translated(error, "open the directory", shown) from error

@@ -57,7 +57,7 @@ from tickwheel.replication.grpc_network import PEER_LIMITS, GrpcNetwork, PeerSer
 from tickwheel.replication.log import Introduction
 from tickwheel.replication.ports import Clock
 from tickwheel.storage.descriptors import DescriptorReserve, limit_max
-from tickwheel.storage.disk import DiskError, DiskFullError
+from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError
 from tickwheel.storage.local import LocalDisk
 from tickwheel.transport.server import Server, bind
 from tickwheel.transport.server import ServerStream as Context
@@ -231,8 +231,20 @@ class NodeProcess:
         config = self._config
         try:
             return open_identity(disk, config.cluster.id, config.node.id, config.node.data_dir).disk_uuid
-        except (IdentityError, DiskError) as error:
+        except IdentityError as error:
             raise StartError(str(error), EXIT_DATA) from None
+        except DiskError as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: DiskError | ImpossibleStateError) -> StartError:
+        """Why the data directory cannot be used. A restart helps once a full disk has room."""
+        where = self._config.node.data_dir
+        if isinstance(error, NoDescriptorError):
+            return StartError(f"node.data_dir: {where}: {error}", EXIT_FAILED)
+        if isinstance(error, DiskFullError):
+            text = f"{error}; free space there and start the node again"
+            return StartError(f"node.data_dir: {where}: {text}", EXIT_FAILED)
+        return StartError(f"the data in {where} cannot be used: {error}", EXIT_DATA)
 
     def _make_host(self, ports: Ports, disk_uuid: str, source: CheckpointSource) -> NodeHost:
         config = self._config
@@ -251,7 +263,7 @@ class NodeProcess:
                 faults=self._faults,
             )
         except (DiskError, ImpossibleStateError) as error:
-            raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
+            raise self._unusable(error) from None
         except ValueError as error:
             raise StartError(str(error), EXIT_CONFIG) from None
 
@@ -274,14 +286,13 @@ class NodeProcess:
     def _open_disk(self) -> LocalDisk:
         path = self._config.data_path
         try:
-            path.mkdir(0o700, parents=True, exist_ok=True)
             reserve_bytes = self._config.storage.space_reserve_bytes
             disk = LocalDisk(str(path), space_reserve=reserve_bytes, descriptors=self._descriptors)
             disk.lock()
-        except (OSError, DiskError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            if isinstance(error, FileExistsError):
-                why = "it is not a directory"
+        except DiskFullError as error:
+            raise self._unusable(error) from None
+        except DiskError as error:
+            why = "it is not a directory" if isinstance(error.__cause__, FileExistsError) else error
             raise StartError(f"node.data_dir: {path}: {why}", EXIT_DATA) from None
         return disk
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -73,6 +75,27 @@ def test_a_node_without_proc_is_told_why_it_does_not_start(tmp_path: Path, monke
     config = read_config(None, {}, {"cluster.id": "c", "node.id": "n", "node.data_dir": str(tmp_path / "data")})
     with pytest.raises(process.StartError, match=r"No such file or directory: .*/proc; mount it"):
         process.NodeProcess(config)
+
+
+def test_a_full_disk_at_the_start_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is restarted on a full disk starts by itself once there is room, as a running one goes on by itself.
+    It ended with the code for data that cannot be used, after which its service does not start it again."""
+    config = read_config(None, {}, {"cluster.id": "c", "node.id": "n", "node.data_dir": str(tmp_path / "data")})
+    node = process.NodeProcess(config)
+
+    def refused(call: str, number: int, start: Callable[[], object]) -> process.StartError:
+        with monkeypatch.context() as failing, pytest.raises(process.StartError) as caught:
+            failing.setattr(os, call, Mock(side_effect=OSError(number, os.strerror(number))))
+            start()
+        assert str(tmp_path / "data") in str(caught.value)
+        return caught.value
+
+    full = refused("open", errno.ENOSPC, node._open_disk)
+    disk = node._open_disk()
+    for error in (full, refused("pwritev", errno.ENOSPC, lambda: node._disk_uuid(disk))):
+        assert error.code == process.EXIT_FAILED and "No space left on device; free space there" in str(error)
+    broken = refused("fdatasync", errno.EIO, lambda: node._disk_uuid(disk))
+    assert broken.code == process.EXIT_DATA and "Input/output error; the disk is failing" in str(broken)
 
 
 async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
