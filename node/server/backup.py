@@ -118,7 +118,11 @@ class Backups:
         self, copied: BackupFile, held: common_pb2.HeldFile | None, total_bytes: int, *, last_file: bool
     ) -> AsyncIterator[admin_pb2.BackupChunk]:
         async def read(offset: int, size: int) -> bytes:
-            data = await self._read(copied.path, offset, size)
+            try:
+                data = await self._read(copied.path, offset, size)
+            except DiskError as error:
+                text = f"this node cannot read its own files: {error}. Ask another node"
+                raise refused(common_pb2.WRONG_STATE, text) from error
             if len(data) < size:
                 raise refused(common_pb2.WRONG_STATE, f"{copied.path} was removed meanwhile; start the backup again")
             return data
@@ -139,11 +143,12 @@ class Backups:
             )
 
     async def _read(self, path: str, offset: int, size: int) -> bytes:
+        """Fewer bytes if there are no more; none if the file is gone. Raises DiskError."""
+
         def read() -> bytes:
-            try:
-                file = self._disk.open(path)
-            except DiskError:
+            if not self._disk.exists(path):
                 return b""
+            file = self._disk.open(path)
             try:
                 return file.read_at(offset, size)
             finally:

@@ -21,6 +21,7 @@ from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.host import NodeHost
 from tickwheel.node.core.install import CheckpointCopy
+from tickwheel.node.failure import RequestError
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.node.server import backup
 from tickwheel.node.server.backup import Backups, files_to_copy
@@ -140,7 +141,12 @@ class AtOnce:
     """An executor without workers."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        done(work(), None)
+        try:
+            result = work()
+        except Exception as error:
+            done(None, error)
+        else:
+            done(result, None)
 
 
 class Caller:
@@ -209,6 +215,22 @@ async def test_tries_without_end_do_not_hold_up_checkpoints(monkeypatch: pytest.
         client.schedule([60_000])
         written.append(host.core.checkpointer.written)
     assert 2 <= written[-1] - written[0] <= 6
+
+
+async def test_a_backup_from_a_disk_that_fails_names_the_file() -> None:
+    """It was called a mistake of the node, by which the request may have been carried out."""
+    world, _, host, wake = begun()
+    master = world.master()
+    assert master is not None and isinstance(master.disk, SimulatedDisk)
+    backups = Backups(cast(Any, SimpleNamespace(core=host.core, wake=wake)), master.disk, cast(Any, AtOnce()))
+    master.disk.read_error("manifest")
+    asked = asyncio.create_task(backups.serve(admin_pb2.BackupRequest(stale=True), cast(Any, Caller())))
+    await asyncio.sleep(0)
+    world.run(200)
+    with pytest.raises(
+        RequestError, match=r"cannot read its own files: cannot read 'manifest': Input/output error\. Ask"
+    ):
+        await asked
 
 
 class Stalling(peer_pb2_grpc.PeerServicer):
