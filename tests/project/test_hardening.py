@@ -51,6 +51,8 @@ def test_the_unit_takes_from_a_node_what_it_does_not_need() -> None:
     assert {name: found.get(name) for name in NEEDED} == {name: [value] for name, value in NEEDED.items()}
     assert found["SystemCallFilter"][0] == "@system-service"
     assert found["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    # Its exit code is no main process's: RestartPreventExitStatus does not hold for it, and it is repeated for ever.
+    assert "ExecStartPre" not in found
 
 
 def test_systemd_itself_counts_the_unit_as_hardened() -> None:
