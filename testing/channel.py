@@ -150,6 +150,10 @@ class ServerCall:
         data = self._requests.popleft()
         return data if read is None else read(data)
 
+    def take_now(self) -> Sequence[Any]:
+        """Nothing: only a server on a wire saves work by that."""
+        return ()
+
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
@@ -190,10 +194,12 @@ class ServerCall:
         serialize = self._handler.response_serializer
         self._send(message if serialize is None else serialize(message))
 
-    async def write_all(self, messages: Sequence[Any]) -> None:
-        """As `write` for each."""
+    async def write_serialized(self, messages: Sequence[bytes]) -> None:
+        """As `write` for each of several messages that are bytes already."""
         for message in messages:
-            await self.write(message)
+            if self._over:
+                raise StreamOverError
+            self._send(message)
 
     def _send(self, data: bytes) -> None:
         if not self._node.tell(self._call.loop, partial(self._call.take, data)):

@@ -48,7 +48,7 @@ from tickwheel.transport.messages import (
     status_block,
     timeout_s,
 )
-from tickwheel.transport.turns import Turns
+from tickwheel.transport.turns import REQUEST_BYTES_LEAST, Turns
 from tickwheel.transport.wire import ErrorCode
 
 LOOK_S = 0.25
@@ -71,6 +71,8 @@ WAITING_BYTES = 64
 """What a message that waits for its handler costs in memory beside its content."""
 TURN_MESSAGES = 64
 """Messages that a handler takes before everybody else gets a turn."""
+TAKEN_BYTES = 64 << 10
+"""Of small messages that a handler takes at once."""
 LONG_S = 0.005
 """After a request took this long to decode, everybody else gets a turn before its handler."""
 BEGINNING_WORK = 6
@@ -518,10 +520,14 @@ class ServerStream(Stream):
     def _next_data(self) -> bytes:
         """Take the next message from those that are there."""
         data = self._messages.ready.popleft()
-        self.progress_s = self.connection.heard_s
-        self.connection.read(self, len(data) + PREFIX_BYTES)
-        self.account()
+        self._took(len(data) + PREFIX_BYTES)
         return data
+
+    def _took(self, size: int) -> None:
+        """So many bytes of messages were taken from those that are there."""
+        self.progress_s = self.connection.heard_s
+        self.connection.read(self, size)
+        self.account()
 
     def take_turn(self) -> bool:
         """A request that waits begins, or the next message may be taken. False: the reader does not wait any more."""
@@ -649,6 +655,29 @@ class ServerStream(Stream):
             self._decoded = None
         return message
 
+    def take_now(self) -> Sequence[Any]:
+        """Request messages that are there, if it is their turn: small ones, TAKEN_BYTES of them at most. Empty: `anext`
+        waits for the next one. The caller may send as many again, so a reader that waits holds these beside a window.
+        """
+        ready, turns = self._messages.ready, self._caller.turns
+        if not ready or self._caller.beginning or self._decoded is not None:
+            return ()
+        left, room = min(TAKEN_BYTES, turns.bytes_left), TURN_MESSAGES - self._taken
+        taken: list[bytes] = []
+        size = 0
+        while ready and left > 0 and len(taken) < room and len(ready[0]) <= SMALL_BYTES:
+            data = ready.popleft()
+            taken.append(data)
+            size += len(data)
+            left -= max(len(data), REQUEST_BYTES_LEAST)
+        if not taken:
+            return ()
+        self._taken += len(taken)
+        turns.spend_bytes(max(size, REQUEST_BYTES_LEAST * len(taken)))
+        self._took(size + PREFIX_BYTES * len(taken))
+        read = self._handler.request_deserializer
+        return taken if read is None else list(map(read, taken))
+
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
@@ -667,12 +696,12 @@ class ServerStream(Stream):
         serialize = self._handler.response_serializer
         await self._write(message if serialize is None else serialize(message))
 
-    async def write_all(self, messages: Sequence[Any]) -> None:
-        """As `write` for each, with one write for all that the windows have room for."""
+    async def write_serialized(self, messages: Sequence[bytes]) -> None:
+        """As `write` for each of several messages that are bytes already, with one write for all that the windows have
+        room for."""
         if self.over:
             raise StreamOverError
-        serialize = self._handler.response_serializer
-        await self._write(*(message if serialize is None else serialize(message) for message in messages))
+        await self._write(*messages)
 
     async def _write(self, *messages: bytes) -> None:
         for data in messages:

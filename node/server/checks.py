@@ -12,6 +12,7 @@ from typing import Any
 
 from tickwheel.node.core.delivery.settlements import SETTLE_TOPICS_MAX
 from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX
+from tickwheel.node.core.schedule.intake import Row
 from tickwheel.node.core.watch.pins import TOPICS_MAX as PIN_TOPICS_MAX
 from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.server.callers import Caller
@@ -114,6 +115,12 @@ def by_name(request: Any) -> str:
 def by_group(request: Any) -> str:
     """The request's `group`."""
     return str(request.group)
+
+
+def by_message(request: Any) -> str:
+    """The topic of the request's message, or of a request that is a row itself (plain.py); never empty."""
+    row = request if type(request) is Row else request.message
+    return str(row.topic) or "(none)"
 
 
 def by_topic(request: Any) -> str:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache, partial
@@ -57,6 +57,7 @@ KINDS = (UNDECODABLE, TOO_LARGE, UNKNOWN_CONTENT, UNKNOWN_METHOD)
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 """Takes the response or the Failure of a call; what comes after the first is ignored."""
 DirectBehaviour = Callable[[Any, Context, Reply[Message]], None]
+Plain = Callable[[bytes], Any]
 
 log = logger("door")
 
@@ -319,15 +320,28 @@ def read_any_version(kind: type[Message], data: bytes) -> Message | _Refused:
 class Requests:
     """The messages of a request stream. Raises RefusedRequestError for a refused one; reading can continue after it."""
 
-    def __init__(self, requests: AsyncIterator[Any], note: Callable[[_Refused], None]) -> None:
+    def __init__(self, requests: Any, note: Callable[[_Refused], None]) -> None:
+        """`requests`: the context of the call."""
         self._requests = requests
         self._note = note
+        self._ready: deque[Any] = deque()
 
     def __aiter__(self) -> Requests:
         return self
 
     async def __anext__(self) -> Any:
-        request = await anext(self._requests)
+        return self._checked(self._ready.popleft() if self._ready else await anext(self._requests))
+
+    def now(self) -> Any:
+        """The next message, if there is no need to wait for it; else None."""
+        ready = self._ready
+        if not ready:
+            ready.extend(self._requests.take_now())
+            if not ready:
+                return None
+        return self._checked(ready.popleft())
+
+    def _checked(self, request: Any) -> Any:
         if type(request) is _Refused:
             self._note(request)
             raise RefusedRequestError(request.failure, request.message)
@@ -407,10 +421,19 @@ class Door:
         self._refusals[kind] += 1
         log.warning("refused a call at the door", kind=kind, method=method[:200], reason=reason)
 
-    def _reader(self, kind: type[Message], bytes_max: int | None) -> Callable[[bytes], Message | _Refused]:
+    def _reader(self, kind: type[Message], bytes_max: int | None, plain: Plain | None) -> Callable[[bytes], Any]:
         if not self._exact:
             return partial(read_any_version, kind)
-        return partial(read_request, kind, bytes_max=bytes_max)
+        read = partial(read_request, kind, bytes_max=bytes_max)
+        if plain is None:
+            return read
+        assert bytes_max is None, "plain requests are not measured"
+
+        def read_plain(data: bytes) -> Any:
+            found = plain(data)
+            return read(data) if found is None else found
+
+        return read_plain
 
     def direct(
         self,
@@ -419,10 +442,12 @@ class Door:
         serialize: Callable[[Any], bytes],
         behave: DirectBehaviour,
         bytes_max: int | None = None,
+        *,
+        plain: Plain | None = None,
     ) -> DirectHandler:
         """A handler of calls with one message each way that takes no task (transport). As `handler`; `behave` also gets
         what takes the answer, and may call it later."""
-        read, limiter = self._reader(kind, bytes_max), self._limiter
+        read, limiter = self._reader(kind, bytes_max, plain), self._limiter
 
         def begin(data: bytes, context: Context) -> None:
             def answer(response: Message) -> None:
@@ -450,7 +475,7 @@ class Door:
     def stream(self, method: str, kind: type[Message], open_stream: Callable[[Context], Opened]) -> StreamHandler:
         """A handler of calls with streams both ways that takes no task (transport). `open_stream` returns what takes
         the requests. An error of it ends the call as gRPC does."""
-        read, limiter = self._reader(kind, None), self._limiter
+        read, limiter = self._reader(kind, None, None), self._limiter
 
         def opened(context: Context) -> Opened:
             try:
@@ -488,10 +513,13 @@ class Door:
         streams: tuple[bool, bool],
         behave: Behaviour,
         bytes_max: int | None = None,
+        *,
+        plain: Plain | None = None,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """A handler of calls of a method. `kind`: type of its requests; `streams`: whether requests and responses are
         streams; `behave` gets the request, or `Requests` of a stream, and returns the response or writes to the
-        context. `bytes_max`: of one request, if the door is `exact`; None: what a connection takes."""
+        context. `bytes_max`: of one request, if the door is `exact`; None: what a connection takes. `plain` as in
+        `Endpoint`."""
         limiter = self._limiter
         requests_stream = streams[0]
 
@@ -525,7 +553,7 @@ class Door:
 
         make = cast(Any, _MAKERS[streams])
         made: grpc.RpcMethodHandler[Any, Any] = make(
-            serve, request_deserializer=self._reader(kind, bytes_max), response_serializer=serialize
+            serve, request_deserializer=self._reader(kind, bytes_max, plain), response_serializer=serialize
         )
         return made
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import Message
@@ -29,6 +29,7 @@ from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.checks import (
     Check,
     by_group,
+    by_message,
     by_name,
     by_topic,
     cluster,
@@ -44,6 +45,7 @@ from tickwheel.node.server.checks import (
     topic,
 )
 from tickwheel.node.server.handlers import Node, permitted
+from tickwheel.node.server.plain import plain_batch, plain_request
 from tickwheel.proto import access_pb2
 from tickwheel.proto.access_pb2 import RIGHT_ADMINISTER, RIGHT_CANCEL, RIGHT_CONSUME, RIGHT_READ, RIGHT_SCHEDULE
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -78,6 +80,9 @@ class Endpoint:
     right: Right
     needs: Needs
     handler: Callable[..., Any]
+    plain: Callable[[bytes], Any] | None = field(default=None, kw_only=True)
+    """Reads the bytes of most requests into something simpler, which the right and the handler take as well. What it
+    returns None for the door reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +127,16 @@ def by_loop(right: Right, needs: Needs, handler: Callable[[Node, Any, Caller], A
 
 
 def by_stream(
-    right: Right, needs: Needs, handler: Callable[[Node, Any, Caller, Context], Awaitable[Message | None]]
+    right: Right,
+    needs: Needs,
+    handler: Callable[[Node, Any, Caller, Context], Awaitable[Message | None]],
+    *,
+    plain: Callable[[bytes], Any] | None = None,
 ) -> AwaitedEndpoint:
     """A row for a method with a stream of requests or responses. Its handler asks for the master itself, since that may
     change while the stream is open."""
     assert needs is not MASTER
-    return AwaitedEndpoint(right, needs, handler, handler)
+    return AwaitedEndpoint(right, needs, handler, handler, plain=plain)
 
 
 def of_schedules(
@@ -187,14 +196,16 @@ def changing_group(change: str, right: Right = ONE_GROUP) -> AwaitedEndpoint:
 SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
     "tickwheel.v1.Scheduler": {
         "Schedule": DirectEndpoint(
-            Right(topic(RIGHT_SCHEDULE, lambda request: request.message.topic or "(none)")),
+            Right(topic(RIGHT_SCHEDULE, by_message)),
             MASTER_EACH,
             handlers.schedule,
+            plain=plain_request,
         ),
         "ScheduleStream": by_stream(
             STAGES,
             MASTER_EACH,
             lambda node, batches, caller, context: node.schedule_streams.serve(batches, caller, context),
+            plain=plain_batch,
         ),
         "ScheduleMany": by_loop(STAGES, MASTER_EACH, handlers.schedule_many),
         "Cancel": by_core(CANCELS, MASTER, handlers.cancel),

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from tickwheel.node.failure import Failure, RequestError, limit_reached
 from tickwheel.node.server.audit import REQUEST_LENGTH_MAX, AuditLog
 from tickwheel.node.server.callers import Caller, Callers
+from tickwheel.node.server.door import Requests
 from tickwheel.node.server.endpoints import Right
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.common_pb2 import MessageMeta
@@ -50,7 +51,7 @@ class Gate:
         except RequestError as error:
             raise self._refused(method, right, "", "none", request, context, error.failure) from None
         if not found.free:
-            refusal = right.check(found, request if isinstance(request, Message) else None, self._state())
+            refusal = right.check(found, None if isinstance(request, Requests) else request, self._state())
             if refusal is not None:
                 raise self._refused(method, right, found.name, found.by, request, context, refusal)
             connections_max = found.quotas.connections_max

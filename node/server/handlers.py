@@ -31,6 +31,7 @@ from tickwheel.node.core.schedule.intake import (
     KIND_DUE,
     KIND_LEVEL,
     IncomingBatch,
+    Row,
     check_sender,
     from_batch,
     from_message,
@@ -47,6 +48,7 @@ from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.errors import serialized_status
+from tickwheel.node.server.plain import request_of
 from tickwheel.node.server.schedule_stream import ScheduleStreams, may_replace, receipt_of, state_caller
 from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.producers import Sender
@@ -154,7 +156,10 @@ async def page(found: Iterable[M], wanted: Callable[[M], bool] = lambda one: Tru
 
 
 def schedule(
-    node: Node, request: scheduler_pb2.ScheduleRequest, caller: Caller, reply: Reply[scheduler_pb2.ScheduleReceipt]
+    node: Node,
+    request: scheduler_pb2.ScheduleRequest | Row,
+    caller: Caller,
+    reply: Reply[scheduler_pb2.ScheduleReceipt],
 ) -> None:
     """A function with callbacks: this is called for each message."""
     core = node.core
@@ -169,24 +174,28 @@ def schedule(
             receipt.key_outcome = key_outcome  # type: ignore[assignment]
         reply.done(receipt)
 
-    row = row_of(request, core.state.settings)
+    settings = core.state.settings
+    if isinstance(request, Row) and len(request.payload) <= settings.payload_bytes_max:
+        _schedule_row(node, request, placed, caller, reply.fail)
+        return
+    whole = request_of(request) if isinstance(request, Row) else request
+    row = row_of(whole, settings)
     if row is not None:
-        client, whom = caller.name or request.client_name, RowCaller(placed, reply.fail, caller.connection)
-        node.calls.serve_for_log(reply.fail, core.parts.publisher.schedule_row, row, client, caller.actor, whom)
+        _schedule_row(node, row, placed, caller, reply.fail)
         return
     try:
-        batch = from_message(request, core.state.settings)
+        batch = from_message(whole, settings)
     except RequestError as error:
-        told = core.parts.senders.told(Sender(request.producer_id, request.sequence), error.failure)
+        told = core.parts.senders.told(Sender(whole.producer_id, whole.sequence), error.failure)
         raise RequestError(told) from None
     refuse(may_replace(batch, caller))
-    state_caller(batch, caller, request.producer_owner)
+    state_caller(batch, caller, whole.producer_owner)
 
     def done(outcome: BatchOutcome) -> None:
         key_outcome = KEY_FREE if outcome.keys is None else int(outcome.keys[0])
         if key_outcome == KEY_REFUSED:
             taken = _key_taken(batch, outcome, wheel_group)
-            reply.fail(core.parts.senders.told(Sender(request.producer_id, request.sequence), taken))
+            reply.fail(core.parts.senders.told(Sender(whole.producer_id, whole.sequence), taken))
             return
         level = delay_ms = 0
         if outcome.levels is not None:
@@ -195,6 +204,14 @@ def schedule(
 
     placing = Reply(done, reply.fail)
     node.calls.serve_for_log(placing.fail, core.parts.publisher.schedule, batch, placing)
+
+
+def _schedule_row(
+    node: Node, row: Row, placed: Callable[[int, int, int, int], None], caller: Caller, fail: Callable[[Failure], None]
+) -> None:
+    client, actor = caller.name or row.client_name, caller.actor
+    whom = RowCaller(placed, fail, caller.connection)
+    node.calls.serve_for_log(fail, node.calls.core.parts.publisher.schedule_row, row, client, actor, whom)
 
 
 async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller: Caller) -> scheduler_pb2.BatchReceipt:

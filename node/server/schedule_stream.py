@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.door import RefusedRequestError
 from tickwheel.node.server.errors import serialized_status
+from tickwheel.node.server.plain import batch_of
 from tickwheel.node.state.producers import Sender
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_SCHEDULE
@@ -40,6 +41,9 @@ ROW_BYTES = 4 << 10
 """Size of a small message. A larger one counts as several, in proportion to its size, but at most as a whole batch."""
 
 _LITTLE_4, _LITTLE_8 = struct.Struct("<I"), struct.Struct("<Q")
+_ID = struct.Struct("<2sQ").pack
+_ONE_ID = b"\x12\x08"
+"""BatchReceipt.ids, of eight bytes."""
 
 
 def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.BatchReceipt:
@@ -59,17 +63,22 @@ def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.Bat
     return receipt
 
 
-def receipt_of_row(
-    sequence: int, row: Row, number: int, due_ms: int, level: int, delay_ms: int
-) -> scheduler_pb2.BatchReceipt:
-    """As `receipt_of`, for a row's id, due time and level."""
-    receipt = scheduler_pb2.BatchReceipt(sequence=sequence, ids=_LITTLE_8.pack(number))
+def receipt_of_row(row: Row, number: int, due_ms: int, level: int, delay_ms: int) -> bytes:
+    """As `receipt_of`, for a row's id, due time and level; serialized."""
+    if row.kind == KIND_DUE and due_ms == row.when and not row.sequence:
+        return _ID(_ONE_ID, number)
+    receipt = scheduler_pb2.BatchReceipt(sequence=row.sequence, ids=_LITTLE_8.pack(number))
     if row.kind != KIND_DUE or due_ms != row.when:
         receipt.due_ms = _LITTLE_8.pack(due_ms)
     if row.kind == KIND_LEVEL:
         receipt.delay_levels = _LITTLE_4.pack(level)
         receipt.delay_ms = _LITTLE_8.pack(delay_ms)
-    return receipt
+    return receipt.SerializeToString()
+
+
+def _refusal(sequence: int, failure: Failure) -> bytes:
+    """The receipt of a batch that was refused."""
+    return scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(failure)).SerializeToString()
 
 
 def may_replace(batch: IncomingBatch, caller: Caller) -> Failure | None:
@@ -85,12 +94,22 @@ def state_caller(batch: IncomingBatch, caller: Caller, producer_owner: str) -> N
     batch.owner = owner_of(caller.name, producer_owner)
 
 
+class Batches(Protocol):
+    """The batches of a stream: each a ScheduleBatch, or a row that was read from its bytes (plain.py)."""
+
+    def now(self) -> Any:
+        """The next one, if there is no need to wait for it; else None. Raises as `anext`."""
+        ...
+
+    async def __anext__(self) -> Any: ...
+
+
 @dataclass(slots=True, eq=False)
 class Place:
     """The place of one batch's receipt."""
 
     rows: int
-    receipt: scheduler_pb2.BatchReceipt | None = None
+    receipt: bytes | None = None
 
 
 class ReceiptLine:
@@ -123,7 +142,7 @@ class ReceiptLine:
             self._room.clear()
         return place
 
-    def fill(self, place: Place, receipt: scheduler_pb2.BatchReceipt) -> None:
+    def fill(self, place: Place, receipt: bytes) -> None:
         """Put a receipt into a place; further receipts for the place are ignored."""
         if place.receipt is not None:
             return
@@ -136,9 +155,9 @@ class ReceiptLine:
         self._ended = True
         self._changed.set()
 
-    async def next(self) -> list[scheduler_pb2.BatchReceipt]:
+    async def next(self) -> list[bytes]:
         """The next receipts in order, all that are there; empty once all were returned after `end`."""
-        receipts: list[scheduler_pb2.BatchReceipt] = []
+        receipts: list[bytes] = []
         while True:
             while self._places and (receipt := self._places[0].receipt) is not None:
                 receipts.append(receipt)
@@ -166,28 +185,26 @@ class ScheduleStreams:
         """Room that was asked for. A stream that ends while it waits leaves it to the next, or streams that come and go
         would leave ever more of them in the core."""
 
-    async def serve(
-        self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], caller: Caller, context: Context
-    ) -> None:
+    async def serve(self, batches: Batches, caller: Caller, context: Context) -> None:
         """Serve one stream to its end."""
         line = ReceiptLine(self._stream_batches_max)
         reader = asyncio.ensure_future(self._read(batches, line, caller))
         self.open_streams += 1
         try:
             while receipts := await line.next():
-                await context.write_all(receipts)
+                await context.write_serialized(receipts)
             await reader
         finally:
             self.open_streams -= 1
             reader.cancel()
 
-    async def _read(
-        self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], line: ReceiptLine, caller: Caller
-    ) -> None:
+    async def _read(self, batches: Batches, line: ReceiptLine, caller: Caller) -> None:
         try:
             while True:
                 try:
-                    batch = await anext(batches)
+                    batch = batches.now()
+                    if batch is None:
+                        batch = await anext(batches)
                 except StopAsyncIteration:
                     return
                 except RefusedRequestError as error:
@@ -195,13 +212,17 @@ class ScheduleStreams:
                         raise
                     self._refuse(error.message, error.failure, line.take_place(), line)
                 else:
-                    row = row_of(batch, self._calls.core.state.settings)
+                    row, settings = batch, self._calls.core.state.settings
+                    if type(batch) is not Row:
+                        row = row_of(batch, settings)
+                    elif len(batch.payload) > settings.payload_bytes_max:
+                        row, batch = None, batch_of(batch)
                     if self._crowded(caller.connection if row is None else ROWS):
                         await self._wait_for_intake()
                     if row is None:
                         self._take(batch, line, caller)
                     else:
-                        self._take_row(row, batch, line, caller)
+                        self._take_row(row, line, caller)
                 if line.full:
                     await line.wait_for_room()
         finally:
@@ -229,7 +250,7 @@ class ScheduleStreams:
 
     def _refuse(self, request: scheduler_pb2.ScheduleBatch, failure: Failure, place: Place, line: ReceiptLine) -> None:
         told = self._calls.core.parts.senders.told(Sender(request.producer_id, request.sequence), failure)
-        line.fill(place, scheduler_pb2.BatchReceipt(sequence=request.sequence, error=serialized_status(told)))
+        line.fill(place, _refusal(request.sequence, told))
 
     def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, caller: Caller) -> None:
         sequence, place = request.sequence, line.take_place()
@@ -240,33 +261,33 @@ class ScheduleStreams:
             return
         refusal = caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller)
         if refusal is not None:
-            line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(refusal)))
+            line.fill(place, _refusal(sequence, refusal))
             return
         state_caller(batch, caller, request.producer_owner)
 
         def done(outcome: BatchOutcome) -> None:
-            line.fill(place, receipt_of(batch, outcome))
+            line.fill(place, receipt_of(batch, outcome).SerializeToString())
 
         def fail(failure: Failure) -> None:
-            line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(failure)))
+            line.fill(place, _refusal(sequence, failure))
 
         calls = self._calls
         calls.serve_for_log(fail, lambda: calls.core.parts.publisher.schedule(batch, Reply(done, fail)))
 
-    def _take_row(self, row: Row, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, caller: Caller) -> None:
-        sequence = request.sequence
+    def _take_row(self, row: Row, line: ReceiptLine, caller: Caller) -> None:
         place = line.take_place(min(ROWS_A_BATCH, 1 + len(row.payload) // ROW_BYTES))
 
         def fail(failure: Failure) -> None:
-            line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(failure)))
+            line.fill(place, _refusal(row.sequence, failure))
 
         def placed(number: int, due_ms: int, level: int, delay_ms: int) -> None:
-            line.fill(place, receipt_of_row(sequence, row, number, due_ms, level, delay_ms))
+            line.fill(place, receipt_of_row(row, number, due_ms, level, delay_ms))
 
-        refusal = caller.topic(RIGHT_SCHEDULE, row.topic)
+        free = caller.free
+        refusal = None if free else caller.topic(RIGHT_SCHEDULE, row.topic)
         if refusal is not None:
             fail(refusal)
             return
-        calls, client = self._calls, caller.name or request.client_name
+        calls, client, actor = self._calls, caller.name or row.client_name, "" if free else caller.name
         whom = RowCaller(placed, fail, caller.connection)
-        calls.serve_for_log(fail, calls.core.parts.publisher.schedule_row, row, client, caller.actor, whom)
+        calls.serve_for_log(fail, calls.core.parts.publisher.schedule_row, row, client, actor, whom)

@@ -75,11 +75,15 @@ def serve_endpoints(door: Door, node: Node, gate: Gate) -> None:
             bytes_max = request_bytes_max(path)
             if isinstance(endpoint, DirectEndpoint):
                 behave_at_once = begun(node, gate, path, endpoint)
-                handlers[method.name] = door.direct(path, request, serialize, behave_at_once, bytes_max)
+                handlers[method.name] = door.direct(
+                    path, request, serialize, behave_at_once, bytes_max, plain=endpoint.plain
+                )
                 continue
             streams = method.client_streaming, method.server_streaming
             behave = served(node, gate, path, endpoint, stream=any(streams))
-            handlers[method.name] = door.handler(path, request, serialize, streams, behave, bytes_max)
+            handlers[method.name] = door.handler(
+                path, request, serialize, streams, behave, bytes_max, plain=endpoint.plain
+            )
         door.register(service, handlers)
 
 

@@ -392,6 +392,47 @@ async def test_a_reader_that_is_cancelled_while_others_have_their_turn_takes_not
     assert read == decoded == [b"a", b"b"]
 
 
+async def test_what_is_taken_at_once_is_small_bounded_and_in_its_turn() -> None:
+    """The rest is waited for, in order; the caller gets its window back, and nothing of it is held any more."""
+    server = Server()
+    at_once: list[list[bytes]] = []
+    read: list[bytes] = []
+    go = asyncio.Event()
+
+    async def stream(requests: Any, context: Any) -> None:
+        await go.wait()
+        while len(read) < 206:
+            taken = list(context.take_now())
+            at_once.append(taken)
+            read.extend(taken or [await anext(requests)])
+
+    handler = grpc.stream_stream_rpc_method_handler(stream)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("t", {"stream": handler})])
+    [caller] = await connected(server, 1)
+    caller.headers(1, with_path("/t/stream"))
+    sent = [b"%d" % number for number in range(200)]
+    sent += [bytes(servers.SMALL_BYTES + 1), *[bytes(servers.SMALL_BYTES)] * 5]
+    for message in sent:
+        data = prefixed(message)
+        for place in range(0, len(data), wire.FRAME_BYTES):
+            caller.data(1, data[place : place + wire.FRAME_BYTES])
+    await caller.settled()
+    server.turns.bytes_left = 0
+    go.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not any(at_once[:1]), "the requests of this pass have used up their bytes"
+    while len(read) < 206:
+        await passes()
+    assert read == sent
+    sizes = [len(taken) for taken in at_once]
+    assert max(sizes) <= servers.TURN_MESSAGES and sum(sizes) > 100
+    large = [taken for taken in at_once if len(taken) and len(taken[0]) == servers.SMALL_BYTES]
+    assert large and all(sum(map(len, taken)) <= servers.TAKEN_BYTES for taken in large)
+    assert bytes(servers.SMALL_BYTES + 1) not in [message for taken in at_once for message in taken]
+    assert not server.held_bytes and not caller.connection.unread_bytes
+
+
 # -- calls that end
 
 

@@ -57,7 +57,8 @@ _I8, _U4 = np.dtype("<i8"), np.dtype("<u4")
 _HEAD = struct.Struct("<I????")
 _MOVE = struct.Struct("<QBq")
 
-_WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
+WHEN_NAMES = {KIND_DUE: "due_ms", KIND_DELAY: "delay_ms", KIND_LEVEL: "delay_level"}
+_WHEN_KINDS = {name: kind for kind, name in WHEN_NAMES.items()}
 
 
 class UniqueKeyColumns(NamedTuple):
@@ -253,9 +254,12 @@ class Row(NamedTuple):
     """KIND_DUE or another: what `when` is."""
     when: int
     payload: bytes
+    client_name: str = ""
+    """As its request states it. `sequence`: and the number of its batch."""
+    sequence: int = 0
 
 
-def _row_of(message: common_pb2.Message, settings: Settings) -> Row | None:
+def _row_of(message: common_pb2.Message, settings: Settings, client_name: str = "", sequence: int = 0) -> Row | None:
     """None: the message has meta or jitter, or is invalid."""
     name, payload, topic = message.WhichOneof("when"), message.payload, message.topic
     if name is None or message.jitter_ms or message.HasField("meta"):
@@ -265,7 +269,9 @@ def _row_of(message: common_pb2.Message, settings: Settings) -> Row | None:
     if not 0 < len(payload) <= settings.payload_bytes_max or check_open_topic(topic):
         return None
     when = getattr(message, name)
-    return Row(topic, _WHEN_KINDS[name], when, payload) if 0 <= when <= DUE_MS_LIMIT else None
+    if not 0 <= when <= DUE_MS_LIMIT:
+        return None
+    return Row(topic, _WHEN_KINDS[name], when, payload, client_name, sequence)
 
 
 def row_of(request: scheduler_pb2.ScheduleRequest | scheduler_pb2.ScheduleBatch, settings: Settings) -> Row | None:
@@ -274,11 +280,11 @@ def row_of(request: scheduler_pb2.ScheduleRequest | scheduler_pb2.ScheduleBatch,
     if request.producer_id or max(len(request.client_name), len(request.producer_owner)) > CLIENT_NAME_MAX:
         return None
     if isinstance(request, scheduler_pb2.ScheduleRequest):
-        return _row_of(request.message, settings)
+        return _row_of(request.message, settings, request.client_name)
     if request.WhichOneof("content") != "rows":
         return None
     messages = request.rows.messages
-    return _row_of(messages[0], settings) if len(messages) == 1 else None
+    return _row_of(messages[0], settings, request.client_name, request.sequence) if len(messages) == 1 else None
 
 
 def batch_of_rows(topic: str, kind: int, when: list[int], payloads: list[bytes]) -> IncomingBatch:

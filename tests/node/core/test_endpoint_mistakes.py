@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, cast
 
 import google_crc32c
@@ -217,8 +217,8 @@ class Context:
     async def write(self, message: Message) -> None:
         self.written.append(message)
 
-    async def write_all(self, messages: Sequence[Message]) -> None:
-        self.written += messages
+    async def write_serialized(self, messages: Sequence[bytes]) -> None:
+        self.written += map(scheduler_pb2.BatchReceipt.FromString, messages)
 
 
 class Audit:
@@ -229,10 +229,22 @@ class Audit:
         return []
 
 
-async def once(request: Message) -> AsyncIterator[Message]:
+class Once:
     """A stream with one request that stays open."""
-    yield request
-    await asyncio.Event().wait()
+
+    def __init__(self, request: Message) -> None:
+        self._requests = [request]
+
+    def now(self) -> Message | None:
+        return self._requests.pop() if self._requests else None
+
+    def __aiter__(self) -> Once:
+        return self
+
+    async def __anext__(self) -> Message:
+        if not self._requests:
+            await asyncio.Event().wait()
+        return self._requests.pop()
 
 
 def node_of(master: SimulatedNode, ended_by: list[BaseException]) -> tuple[Node, StumblingCalls]:
@@ -266,7 +278,7 @@ async def answered(world: World, node: Node, name: str, request: Message) -> lis
         begin = endpoint.handler
         serving = node.calls.answered(lambda _, tell: begin(node, request, EVERYBODY, Reply.either(tell)))
     else:
-        serving = endpoint.serve(node, once(request) if streams else request, EVERYBODY, cast(Any, context))
+        serving = endpoint.serve(node, Once(request) if streams else request, EVERYBODY, cast(Any, context))
     task = asyncio.ensure_future(serving)
     for _ in range(20):
         for _ in range(5):

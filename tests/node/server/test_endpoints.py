@@ -14,6 +14,7 @@ from google.protobuf.descriptor_pool import Default
 from google.protobuf.message_factory import GetMessageClass
 
 from tickwheel import proto
+from tickwheel.node.core.schedule.intake import Row
 from tickwheel.node.server import handlers
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.endpoints import ANY_NODE, SERVICES, Endpoint
@@ -70,7 +71,8 @@ def test_handlers_have_the_types_of_their_methods() -> None:
         if endpoint.handler.__module__ != handlers.__name__:
             continue
         types = get_type_hints(endpoint.handler)
-        assert types["request"] is GetMessageClass(method.input_type), method.full_name
+        message = GetMessageClass(method.input_type)
+        assert types["request"] == (message if endpoint.plain is None else message | Row), method.full_name
         answer = get_args(types["reply"])[0] if "reply" in types else types["return"]
         assert answer is GetMessageClass(method.output_type), method.full_name
         checked += 1

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests.node.core.trio import World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.schedule.intake import from_batch, row_of
+from tickwheel.node.core.schedule.intake import Row, from_batch, row_of
 from tickwheel.node.core.schedule.publisher import ROWS, AppliedLevels, BatchOutcome
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.server.calls import Calls
+from tickwheel.node.server.plain import plain_batch
 from tickwheel.node.server.schedule_stream import (
     ROW_BYTES,
     ROWS_A_BATCH,
@@ -33,14 +34,31 @@ WORLD = World(80)
 HOUR_MS = 3_600_000
 
 
+class Batches:
+    """A stream of requests of which every other one is there at once."""
+
+    def __init__(self, requests: AsyncIterator[scheduler_pb2.ScheduleBatch | Row]) -> None:
+        self._requests = requests
+        self._ready: scheduler_pb2.ScheduleBatch | Row | None = None
+
+    def now(self) -> scheduler_pb2.ScheduleBatch | Row | None:
+        ready, self._ready = self._ready, None
+        return ready
+
+    async def __anext__(self) -> scheduler_pb2.ScheduleBatch | Row:
+        request = await anext(self._requests)
+        self._ready = await anext(self._requests, None)
+        return request
+
+
 class Context:
     """Keeps what is written."""
 
     def __init__(self) -> None:
         self.writes: list[list[scheduler_pb2.BatchReceipt]] = []
 
-    async def write_all(self, receipts: Sequence[scheduler_pb2.BatchReceipt]) -> None:
-        self.writes.append(list(receipts))
+    async def write_serialized(self, receipts: Sequence[bytes]) -> None:
+        self.writes.append(list(map(scheduler_pb2.BatchReceipt.FromString, receipts)))
 
     @property
     def receipts(self) -> list[scheduler_pb2.BatchReceipt]:
@@ -55,18 +73,24 @@ def batch(sequence: int, *payloads: bytes, topic: str = "t", producer: str = "")
     )
 
 
-async def served(batches: list[scheduler_pb2.ScheduleBatch], room: int) -> Context:
+def begun(
+    streams: ScheduleStreams, requests: AsyncIterator[scheduler_pb2.ScheduleBatch | Row], context: Context
+) -> asyncio.Task[None]:
+    """A stream of these requests."""
+    return asyncio.ensure_future(streams.serve(Batches(requests), EVERYBODY, cast(Any, context)))
+
+
+async def served(batches: Sequence[scheduler_pb2.ScheduleBatch | Row], room: int) -> Context:
     """What one stream of these batches is told, with at most `room` of them in work."""
     master = WORLD.elect()
     calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda wait_ms: master.wake(), lambda error: None)
     context = Context()
 
-    async def requests() -> AsyncIterator[scheduler_pb2.ScheduleBatch]:
+    async def requests() -> AsyncIterator[scheduler_pb2.ScheduleBatch | Row]:
         for one in batches:
             yield one
 
-    stream = ScheduleStreams(calls, room).serve(requests(), EVERYBODY, cast(Any, context))
-    task = asyncio.ensure_future(stream)
+    task = begun(ScheduleStreams(calls, room), requests(), context)
     while not task.done():
         for _ in range(5):
             await asyncio.sleep(0)
@@ -96,6 +120,17 @@ def test_each_batch_has_its_receipt_in_its_place(drawn: list[tuple[str, list[byt
         assert len(ids) == (len(payloads) if good else 0)
         seen += ids
     assert len(set(seen)) == len(seen)
+
+
+async def test_a_row_is_answered_as_its_batch() -> None:
+    """One that the settings refuse gets the same refusal."""
+    sent = [batch(number, b"x" if number % 3 else bytes((4 << 20) + 1)) for number in range(7)]
+    rows = [plain_batch(one.SerializeToString()) for one in sent]
+    as_rows = await served([row for row in rows if row is not None], 64)
+    as_batches = await served(sent, 64)
+    for mine, other in zip(as_rows.receipts, as_batches.receipts, strict=True):
+        assert (mine.sequence, mine.error, len(mine.ids)) == (other.sequence, other.error, len(other.ids))
+    assert [bool(receipt.error) for receipt in as_rows.receipts] == [True, False, False] * 2 + [True]
 
 
 async def test_what_is_ready_is_written_at_once() -> None:
@@ -133,7 +168,9 @@ async def test_streams_are_held_back_where_other_requests_are_refused(limit: str
             yield batch(number, payload)
 
     contexts = [Context() for _ in range(10)]
-    tasks = [asyncio.ensure_future(streams.serve(requests(), EVERYBODY, cast(Any, context))) for context in contexts]
+    tasks = [
+        asyncio.ensure_future(streams.serve(Batches(requests()), EVERYBODY, cast(Any, context))) for context in contexts
+    ]
     most, alone = 0, list[object]()
     while not all(task.done() for task in tasks):
         for _ in range(50):
@@ -165,7 +202,7 @@ async def test_streams_that_come_and_go_while_the_queue_is_crowded_leave_nothing
             yield batch(number, b"x")
 
     for _ in range(30):
-        task = asyncio.ensure_future(streams.serve(requests(), EVERYBODY, cast(Any, Context())))
+        task = begun(streams, requests(), Context())
         for _ in range(50):
             await asyncio.sleep(0)
         task.cancel()
@@ -173,7 +210,7 @@ async def test_streams_that_come_and_go_while_the_queue_is_crowded_leave_nothing
     assert core.parts.publisher.crowded(ROWS) and len(core.parts.publisher._outside) == 1
     master.wake()
     context = Context()
-    task = asyncio.ensure_future(streams.serve(requests(), EVERYBODY, cast(Any, context)))
+    task = begun(streams, requests(), context)
     while not task.done():
         for _ in range(50):
             await asyncio.sleep(0)
@@ -194,7 +231,9 @@ async def test_streams_that_wait_hear_that_the_node_leads_no_more() -> None:
         for number in range(20):
             yield batch(number, b"x")
 
-    tasks = [asyncio.ensure_future(streams.serve(requests(), EVERYBODY, cast(Any, context))) for context in contexts]
+    tasks = [
+        asyncio.ensure_future(streams.serve(Batches(requests()), EVERYBODY, cast(Any, context))) for context in contexts
+    ]
     for _ in range(200):
         for _ in range(50):
             await asyncio.sleep(0)
@@ -207,18 +246,20 @@ async def test_streams_that_wait_hear_that_the_node_leads_no_more() -> None:
     st.sampled_from(["due_ms", "delay_ms", "delay_level"]),
     st.integers(0, 1 << 50),
     st.integers(0, (1 << 64) - 1),
-    st.integers(0, 1 << 50),
+    st.integers(0, 1 << 50) | st.none(),
+    st.sampled_from([0, 7, (1 << 64) - 1]),
 )
-def test_a_rows_receipt_is_that_of_a_batch(name: str, when: int, number: int, due_ms: int) -> None:
+def test_a_rows_receipt_is_that_of_a_batch(name: str, when: int, number: int, due: int | None, sequence: int) -> None:
     """Byte for byte."""
+    due_ms = when if due is None else due
     when = min(when, 99) if name == "delay_level" else when
     fields: dict[str, Any] = {"topic": "t", "payload": b"x", name: when}
     request = scheduler_pb2.ScheduleBatch(
-        sequence=7, rows=scheduler_pb2.RowBatch(messages=[common_pb2.Message(**fields)])
+        sequence=sequence, rows=scheduler_pb2.RowBatch(messages=[common_pb2.Message(**fields)])
     )
     incoming, row = from_batch(request, Settings()), row_of(request, Settings())
     assert row is not None
     levels = AppliedLevels(np.array([3], np.uint32), np.array([30_000], np.int64)) if name == "delay_level" else None
     outcome = BatchOutcome(np.array([number], np.uint64), np.array([due_ms], np.int64), False, levels)
     whole = receipt_of(incoming, outcome)
-    assert whole == receipt_of_row(7, row, number, due_ms, 3 if levels else 0, 30_000 if levels else 0)
+    assert whole.SerializeToString() == receipt_of_row(row, number, due_ms, 3 if levels else 0, 30_000 if levels else 0)
