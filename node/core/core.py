@@ -375,6 +375,8 @@ class CoreListener:
         if result.members is not None:
             core.log.set_members(result.members)
             self._parts.founding.look_again()
+        if core.leading and (result.unsettled_removed or result.settings is not None):
+            self._parts.delivery.windows_moved()
         if not core.leading or kind == "create_topic" or (result.group is None and result.topic is None):
             return
         if kind == "create_group" and result.group is not None:

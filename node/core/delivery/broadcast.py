@@ -137,6 +137,11 @@ class Broadcasts:
         audience = self._audiences.get(key)
         return [] if audience is None else [reader.channel for reader in audience.readers.values()]
 
+    def waits_for_floor(self, key: ChannelKey) -> bool:
+        """Whether a consumer may get more of this topic now that the group's floor has moved."""
+        channels = self.channels_of(key)
+        return any(channel.next_position < channel.subscription.ready.count for channel in channels)
+
     def answered(self, key: ChannelKey, session_id: int, positions: Positions) -> int:
         """A consumer answered for messages, or its leases ran out. Returns how many of them it had out."""
         audience = self._audiences.get(key)

@@ -249,6 +249,11 @@ class Delivery(Part):
                         session.closed(error.failure)
             self.wake_group(group_id)
 
+    def windows_moved(self) -> None:
+        """The floors of groups moved without a settlement, since unsettled messages went with their hours, or limits
+        changed: what waited for that goes on."""
+        self.agenda.wake_all(self.sessions.groups())
+
     def _check(self, session: Session) -> None:
         """Raise RequestError if the session's group is gone, or has another filter than the session states."""
         if not self._state.group_name(session.group_id):
@@ -594,7 +599,11 @@ class Delivery(Part):
             channel.stir()
             self.agenda.add(*key)
             self.agenda.has_news = True
-        elif channel is not None and channel.next_position < channel.subscription.ready.count:
+        elif (
+            self._broadcasts.waits_for_floor(key)
+            if channel is None
+            else channel.next_position < channel.subscription.ready.count
+        ):
             self.agenda.wake(key[0])
 
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:

@@ -78,6 +78,24 @@ def test_the_floor_waits_for_everybody_who_is_there() -> None:
     assert len(digests(world)) == 1
 
 
+def test_who_waits_for_the_window_goes_on_when_the_floor_moves() -> None:
+    """Nothing else may happen by then: no message becomes due, nobody gives credit."""
+    world, (quick, silent) = cluster(6, lambda record, attempt: ACK, lambda record, attempt: None)
+    quick.consume()
+    silent.consume(lease_ms=2_000)
+    world.run(100)
+    for node in world.nodes.values():
+        assert node.host is not None
+        subscription = node.host.core.state.subscription(1, 1)
+        assert subscription is not None
+        subscription.window_messages_max = 10
+    quick.schedule([50] * 30)
+    world.run(1_000)
+    assert len(quick.got) == len(silent.got) == 10 and place(world).floor == 0
+    world.run(8_000)
+    assert len(quick.got) == len(silent.got) == 30 and place(world).floor == 30
+
+
 def test_nobody_waits_for_answers_about_what_a_filter_settled_meanwhile() -> None:
     """Its lease is forgotten, as all that it names is settled: its end would not tell that nobody answers."""
     world, (quick, silent) = cluster(5, lambda record, attempt: ACK, lambda record, attempt: None)

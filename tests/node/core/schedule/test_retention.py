@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from tests.node.core.delivery.test_fifo import Ordered
 from tests.node.core.delivery.test_retries import Picky, admin, settlement
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.proto import admin_pb2, consumer_pb2
-from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.log_pb2 import AdminCommand, RemoveHours
 from tickwheel.proto.scheduler_pb2 import NOT_FOUND
 from tickwheel.wheel.units import HOUR_MS
 
@@ -92,6 +95,35 @@ def test_what_a_group_has_not_settled_stays() -> None:
     assert state.hour_min_kept <= hour - 6
     assert state.removed_unsettled == 0
     assert len(digests(world)) == 1
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+@pytest.mark.parametrize("by", ["removal", "setting"])
+def test_who_waits_for_the_window_goes_on_when_it_moves(by: str, *, fifo: bool) -> None:
+    """A consumer holds a message and does not answer; the next one lies beyond the window. It comes once the first one
+    is removed with its hour, or the window is longer, though nothing else happens."""
+    world = World(36)
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t", fifo=fifo))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"]))
+    world.run(100)
+    for node in world.nodes.values():
+        assert node.host is not None
+        subscription = node.host.core.state.subscription(1, 1)
+        assert subscription is not None
+        subscription.window_messages_max = 1
+    client = Ordered(world, lambda record, attempt: None)
+    client.consume(lease_ms=600_000)
+    client.schedule_of(["a"], -6 * HOUR_MS)
+    world.run(200)
+    client.schedule_of(["a" if by == "removal" else "b"])
+    world.run(2_000)
+    assert len(client.got) == 1
+    if by == "removal":
+        admin(world, remove_hours=RemoveHours(hour_min_kept=world.now_ms // HOUR_MS - 1))
+    else:
+        admin(world, settings=admin_pb2.Settings(window_messages_max=1_000))
+    world.run(2_000)
+    assert len(client.got) == 2
 
 
 def test_a_message_due_long_ago_is_not_removed_before_it_was_delivered() -> None:
