@@ -122,6 +122,12 @@ class Agenda:
         """Look at a group in the next tick."""
         self._woken.add(group_id)
 
+    def credited(self, group_id: int) -> None:
+        """A consumer has new credit: look at its group in the next tick, unless nothing in it waits for credit."""
+        group = self._groups.get(group_id)
+        if group is None or group.topics is None or group.topics:
+            self._woken.add(group_id)
+
     def wake_all(self, group_ids: Iterable[int]) -> None:
         """As `wake`."""
         self._woken.update(group_ids)
@@ -201,7 +207,7 @@ class Agenda:
         self.has_news = False
         while self._resting and self._resting[0][0] <= now_ms:
             _, group_id, topic_id, paced = heapq.heappop(self._resting)
-            if paced and (until_ms := self.of_group(group_id).pace.until_ms) > now_ms:
+            if paced and (until_ms := self._groups[group_id].pace.until_ms) > now_ms:
                 heapq.heappush(self._resting, (until_ms, group_id, topic_id, paced))
                 continue
             self.add(group_id, topic_id)

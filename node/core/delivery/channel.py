@@ -70,6 +70,8 @@ class Channel:
     fetch: Fetch
     pace: Pace
     next_position: int = 0
+    seen_position: int = -1
+    """`next_position` when an upkeep last found the channel idle."""
     hold_until_ms: int = 0
     """No message leaves before this time: a new master's clock may be behind the cursor."""
     epoch: int = 0

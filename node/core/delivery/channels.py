@@ -1,6 +1,7 @@
 """The channels of a mastership, by group and topic, and the recent units that they read from.
 
-A channel is made when somebody looks at it, and goes once everything is settled: a new one would begin where it stands.
+A channel is made when somebody looks at it, and goes once everything is settled and nothing has come for a while: a new
+one would begin where it stands.
 Channels of broadcasting groups are made here and kept by broadcast.py. Soft state of one mastership.
 """
 
@@ -135,7 +136,7 @@ class Channels:
     # -- upkeep
 
     def upkeep(self) -> Iterator[None]:
-        """Forget settled messages and idle channels, in turns of TURN_CHANNELS."""
+        """Forget settled messages, and channels that were idle since the last upkeep. In turns of TURN_CHANNELS."""
         for number, key in enumerate(list(self._by_key), 1):
             if not number % TURN_CHANNELS:
                 yield
@@ -143,5 +144,8 @@ class Channels:
             if channel is None:
                 continue
             channel.forget_settled()
-            if not channel.subscription.backlog and channel.idle_at(self._state.ready_count(key[1])):
+            if channel.subscription.backlog or not channel.idle_at(self._state.ready_count(key[1])):
+                continue
+            if channel.seen_position == channel.next_position:
                 del self._by_key[key]
+            channel.seen_position = channel.next_position

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from tickwheel.node.core.delivery.agenda import Agenda, Pass
+from tickwheel.node.core.delivery.agenda import NEVER, Agenda, GroupAgenda, Pass
 from tickwheel.node.core.delivery.broadcast import Broadcasts
 from tickwheel.node.core.delivery.channel import Channel, Share
 from tickwheel.node.core.delivery.channels import Channels
@@ -60,6 +60,11 @@ FAULT_PAUSE_MS = 1_000
 """Pause before a lease is returned again whose return failed through a mistake of ours."""
 
 
+def _full(sessions: Sequence[Session]) -> int:
+    """Messages that make a full batch for one of these consumers; 0: none has credit."""
+    return min((min(s.credits, s.batch_messages_max) for s in sessions if s.credits), default=0)
+
+
 class Delivery(Part):
     """`active` is true from `begin` to `end`: the node leads, has applied everything and knows the time."""
 
@@ -87,7 +92,7 @@ class Delivery(Part):
             lambda group_id: self.channels.candidates(group_id),
             lambda group_id, topic_id: self.channels.is_open(group_id, topic_id),
         )
-        self.sessions = Sessions(config, self.agenda.wake)
+        self.sessions = Sessions(config, self.agenda.credited)
         self.fetching = Fetching(core, self.agenda.wake_all, unreadable)
         self.channels = Channels(
             config, state, self.fetching.fetch, lambda group_id: self.agenda.of_group(group_id).pace, self._held
@@ -393,7 +398,9 @@ class Delivery(Part):
         for lease in self.leases.table.of_channel(key):
             # Leases of an earlier master, or of consumers that `_failed` has closed.
             yield lease.positions
-        yield self._returns.positions(key, epoch)
+        returning = self._returns.positions(key, epoch)
+        if returning is not None:
+            yield returning
 
     def _serve_each(self, group_id: int, begun: Pass, now_ms: int) -> bool:
         """Serve consumers of a broadcasting group, each by itself, as many as a tick has room for. Returns whether the
@@ -482,7 +489,8 @@ class Delivery(Part):
         state = self._state
         picky = any(session.topic for session in sessions)
         demand = sum(session.credits for session in sessions)
-        served: list[tuple[Channel, list[Session], int]] = []
+        group = self.agenda.of_group(group_id)
+        served: list[tuple[Channel, list[Session], int, bool]] = []
         # With a limit each part of a pass would count anew what is out in all topics.
         topics = begun.slice(None if state.settings.group_in_flight_max else SLICE_TOPICS_MAX)
         self._served += len(topics)
@@ -497,55 +505,66 @@ class Delivery(Part):
             takers = self.sessions.of_group(group_id, channel.topic) if picky else sessions
             if takers:
                 ready_count = topic.ready.count
-                if channel.wants(ready_count):
+                if claims := channel.wants(ready_count):
                     channel.advance(sum(s.credits for s in takers) if picky else demand, ready_count)
-                served.append((channel, takers, ready_count))
+                served.append((channel, takers, ready_count, claims))
         self.fetching.flush()
+        if not self._may_act():
+            return any(channel.prefetched_count for channel, _, _, _ in served)
         fed: list[int] = []
-        if self._may_act():
-            room, turn = self._room(group_id), HANDED_MAX
-            for channel, takers, ready_count in served:
-                handed = self._hand_out(channel, takers, ready_count, now_ms, min(room, turn))
-                room -= handed
-                turn -= handed
-                self._handed += handed
-                if handed:
-                    fed.append(channel.key[1])
-            if not self._may_act():
-                # Nobody has what was gathered. New channels read it again, should this node be allowed to act again.
-                for key in self._handing.drop():
-                    self.channels.drop(key)
-                self.agenda.forget(group_id)
-                return True
-            self._handing.flush()
-            begun.topics += [channel.key[1] for channel, _, _ in served if channel.scans or turn <= 0 < room]
-        waits = False
-        full = min((min(s.credits, s.batch_messages_max) for s in sessions if s.credits), default=0)
-        for channel, _, ready_count in served:
+        looked: list[tuple[Channel, int]] = []
+        room, turn, full = self._room(group_id), HANDED_MAX, _full(sessions)
+        for channel, takers, ready_count, claimed in served:
+            if claimed:
+                # Nearly always it was dispatched ahead and waits for its time.
+                until_ms = channel.rests_until_ms(ready_count, full)
+                if until_ms is not None and until_ms > now_ms:
+                    self.agenda.rest(channel.key, until_ms, paced=channel.prefetched_count < full)
+                    continue
+            looked.append((channel, ready_count))
+            handed = self._hand_out(group, channel, takers, ready_count, min(room, turn))
+            room -= handed
+            turn -= handed
+            self._handed += handed
+            if handed:
+                fed.append(channel.key[1])
+        if not self._may_act():
+            # Nobody has what was gathered. New channels read it again, should this node be allowed to act again.
+            for key in self._handing.drop():
+                self.channels.drop(key)
+            self.agenda.forget(group_id)
+            return True
+        self._handing.flush()
+        begun.topics += [channel.key[1] for channel, _ in looked if channel.scans or turn <= 0 < room]
+        waits, full = False, _full(sessions)
+        for channel, ready_count in looked:
             until_ms = channel.rests_until_ms(ready_count, full)
             if until_ms is None or until_ms <= now_ms:
                 waits = waits or channel.prefetched_count > 0
-                continue
-            self.agenda.rest(channel.key, until_ms, paced=channel.prefetched_count < full)
+            else:
+                paced = until_ms != NEVER and channel.prefetched_count < full
+                self.agenda.rest(channel.key, until_ms, paced=paced)
         self.agenda.put_behind(group_id, fed)
         return waits
 
-    def _hand_out(self, channel: Channel, sessions: list[Session], ready_count: int, now_ms: int, room: int) -> int:
+    def _hand_out(
+        self, group: GroupAgenda, channel: Channel, sessions: list[Session], ready_count: int, room: int
+    ) -> int:
         """Hand out what is due in one channel, at most `room` messages, the consumers in turn. Returns how many."""
-        group = self.agenda.of_group(channel.key[0])
         handed = 0
         idle = 0
         while idle < len(sessions) and handed < room:
             session = sessions[(group.turns + idle) % len(sessions)]
             most = min(session.credits, session.batch_messages_max, room - handed)
-            share = channel.take(now_ms, most) if session.credits else None
+            share = channel.take(self._now_ms, most) if session.credits else None
             if share is None:
                 idle += 1
                 continue
             group.turns += idle + 1
             idle = 0
             if share.records:
-                if not self._may_act():  # since the pass began, its lease may have run out
+                # Since the pass began, the lease of mastership may have run out. What is mixed leaves after the pass.
+                if not session.mixes and not self._may_act():
                     self.channels.drop(channel.key)  # nobody has what was taken: a new channel reads it again
                     break
                 handed += len(share.records)

@@ -74,11 +74,13 @@ class Handing:
     def __init__(self, batch_bytes_max: int, send: Callable[[Session, list[Share]], None]) -> None:
         self._batch_bytes_max = batch_bytes_max
         self._send = send
+        self._full: list[tuple[Session, _Gathered]] = []
+        """Batches that take no more."""
         self._gathered: dict[Session, _Gathered] = {}
 
     def put(self, session: Session, share: Share, *, mixes: bool) -> None:
-        """Hand a share to a consumer, when the pass ends at the latest. Takes its credits now. `mixes`: the share may
-        leave together with those of other topics."""
+        """Hand a share to a consumer. Takes its credits now. `mixes`: it may leave together with those of other topics,
+        with `flush`; else it leaves at once."""
         count = len(share.records)
         session.credits -= count
         session.delivered += count
@@ -91,8 +93,7 @@ class Handing:
             or gathered.count + count > session.batch_messages_max
             or gathered.bytes + size > self._batch_bytes_max
         ):
-            del self._gathered[session]
-            self._send(session, gathered.shares)
+            self._full.append((session, gathered))
             gathered = None
         if gathered is None:
             gathered = self._gathered[session] = _Gathered()
@@ -100,17 +101,22 @@ class Handing:
         gathered.count += count
         gathered.bytes += size
 
+    def _take(self) -> list[tuple[Session, _Gathered]]:
+        """What was gathered, in the order in which it is to leave."""
+        full, gathered = self._full, self._gathered
+        self._full, self._gathered = [], {}
+        return [*full, *gathered.items()]
+
     def flush(self) -> None:
         """The pass ends: let everything leave."""
-        gathered, self._gathered = self._gathered, {}
-        for session, waiting in gathered.items():
+        for session, waiting in self._take():
             self._send(session, waiting.shares)
 
     def drop(self) -> list[ChannelKey]:
         """Let nothing of what was gathered leave, and give its credits back. Returns the channels that it was taken
         from: it has no lease, and must be read again."""
-        gathered, self._gathered = self._gathered, {}
-        for session, waiting in gathered.items():
+        dropped = self._take()
+        for session, waiting in dropped:
             session.credits += waiting.count
             session.delivered -= waiting.count
-        return [share.channel.key for waiting in gathered.values() for share in waiting.shares]
+        return [share.channel.key for _, waiting in dropped for share in waiting.shares]

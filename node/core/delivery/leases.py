@@ -84,6 +84,8 @@ class LeaseTable:
     inherit: Callable[[ChannelKey], None] = lambda _: None
     _fresh: deque[Lease] = field(default_factory=deque)
     """Leases given since the last look, in none of the lists below yet: most are settled before anybody looks."""
+    _fresh_channels: set[ChannelKey] = field(default_factory=set)
+    """Their channels, and perhaps some more."""
     _fresh_end_ms: int = NEVER_MS
     """None of the fresh leases ends before. Says nothing while there are none."""
     _heap: list[tuple[int, int, Lease]] = field(default_factory=list)
@@ -110,6 +112,7 @@ class LeaseTable:
         self._out[lease.channel[0]] += count
         self._out_total += count
         self._fresh.append(lease)
+        self._fresh_channels.add(lease.channel)
         if lease.until_ms < self._fresh_end_ms:
             self._fresh_end_ms = lease.until_ms
         if self._counting:
@@ -117,6 +120,7 @@ class LeaseTable:
 
     def _list_fresh(self) -> None:
         fresh, self._fresh, self._fresh_end_ms = self._fresh, deque(), NEVER_MS
+        self._fresh_channels.clear()
         for lease in fresh:
             self._list(lease)
 
@@ -284,6 +288,7 @@ class LeaseTable:
                 self._list(lease)
             if not number % TURN_FRESH:
                 yield
+        self._fresh_channels = {lease.channel for lease in self._fresh}
         if not self._fresh:
             self._fresh_end_ms = NEVER_MS
         for number, channel in enumerate(list(self._channels), 1):
@@ -316,7 +321,8 @@ class LeaseTable:
         """The open leases of one channel, in the order in which they were given. Cost depends on that channel's
         leases."""
         self.inherit(channel)
-        self._list_fresh()
+        if channel in self._fresh_channels:
+            self._list_fresh()
         return list(self._channels.get(channel, ()))
 
     def groups(self) -> dict[int, int]:
@@ -332,6 +338,7 @@ class LeaseTable:
     def clear(self) -> None:
         """Forget all leases: this node leads no more."""
         self._fresh.clear()
+        self._fresh_channels.clear()
         self._fresh_end_ms = NEVER_MS
         self._heap.clear()
         self._closed = 0

@@ -57,10 +57,11 @@ class Returns:
         self._mastership += 1
         self._under_way.clear()
 
-    def positions(self, key: ChannelKey, epoch: int) -> Positions:
-        """Positions of a channel whose return is on its way into the log. One of an earlier epoch has no effect there,
-        so nothing waits for it."""
-        return np.array(sorted(self._under_way.get((key, epoch), ())), np.uint64)
+    def positions(self, key: ChannelKey, epoch: int) -> Positions | None:
+        """Positions of a channel whose return is on its way into the log, if there are any. One of an earlier epoch has
+        no effect there, so nothing waits for it."""
+        returning = self._under_way.get((key, epoch))
+        return np.array(sorted(returning), np.uint64) if returning else None
 
     def _ended(self, lease: Lease, positions: Positions) -> None:
         """Their return has been applied, or was refused."""

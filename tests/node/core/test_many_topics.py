@@ -131,6 +131,28 @@ def test_a_change_has_no_group_look_at_topics_in_which_nothing_waits(monkeypatch
     assert len(looked) < 10
 
 
+def test_a_topic_that_gets_messages_keeps_its_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything in it is settled at each upkeep. A topic with one message a second had a new channel for each."""
+    world = crowded()
+    client = Client(world)
+    client.consume()
+    client.schedule([100])
+    world.run_until(lambda: len(client.got) == 1)
+    made: list[object] = []
+    make = Channels.make
+
+    def noted(channels: Channels, key: tuple[int, int]) -> object:
+        made.append(key)
+        return make(channels, key)
+
+    monkeypatch.setattr(Channels, "make", noted)
+    for count in range(2, 7):
+        client.schedule([900])
+        world.run_until(lambda count=count: len(client.got) == count)  # type: ignore[misc]
+        world.run(50)
+    assert not made
+
+
 def test_a_consumer_makes_channels_only_for_topics_that_have_something_for_it() -> None:
     world = crowded()
     client = Client(world)

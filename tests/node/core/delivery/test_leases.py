@@ -406,3 +406,19 @@ def test_leases_that_a_slow_disk_kept_waiting_are_written_when_it_goes_on(monkey
     held[0]()
     world.run(200)
     assert sum(r.count for r in read_leases(master.disk)) == 2
+
+
+def test_a_look_at_a_channel_leaves_the_fresh_leases_of_others_alone() -> None:
+    """Over ten thousand topics nearly each message makes a channel, which looks for its leases: each of these looks
+    entered all leases given since the last into the lists."""
+    table = LeaseTable()
+    one, other = (Lease((1, topic_id), np.zeros(1, np.uint64), np.ones(1, np.uint32), 9_000, 5) for topic_id in (1, 2))
+    table.give(one)
+    assert table.of_channel((1, 2)) == [] and list(table._fresh) == [one]
+    table.give(other)
+    assert table.of_channel((1, 1)) == [one] and table.of_channel((1, 2)) == [other]
+    settled = Lease((1, 3), np.zeros(1, np.uint64), np.ones(1, np.uint32), 9_000, 5)
+    table.give(settled)
+    list(table.forget_settled(lambda channel: int(channel == (1, 3))))
+    assert not table._fresh_channels and table.of_channel((1, 3)) == []
+    assert table.out_by_group() == {1: 2}

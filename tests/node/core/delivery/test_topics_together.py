@@ -12,9 +12,10 @@ import pytest
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.delivery import agenda, delivery, handing, retries, settlements
-from tickwheel.node.core.delivery.channel import Channel
+from tickwheel.node.core.delivery.channel import Channel, Share
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable
+from tickwheel.node.core.delivery.sessions import Session
 from tickwheel.node.core.delivery.settlements import Joined
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
@@ -337,6 +338,32 @@ def test_nothing_leaves_after_the_lease_of_mastership_has_run_out_within_a_pass(
         world.run_until(lambda: bool(taker.batches))
         world.run(500)
         assert len(taker.batches) == 1
+    taker.node.wake()
+    world.run_until(lambda: len(taker.batches) == 3)
+    assert sorted(batch.topic for batch in taker.batches) == list(TOPICS)
+
+
+def test_of_what_is_mixed_nothing_leaves_where_the_lease_ran_out_within_the_pass(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even batches that are full before the pass has ended. All of it comes once the node may act again."""
+    monkeypatch.setattr(handing, "BATCH_TOPICS_MAX", 1)
+    taker = Taker(world, mixes=True)
+    delivery = core_of(taker).parts.delivery
+    gathered: list[int] = []
+    with monkeypatch.context() as over:
+        put = delivery._handing.put
+
+        def noted(session: Session, share: Share, *, mixes: bool) -> None:
+            gathered.append(len(share.records))
+            put(session, share, mixes=mixes)
+
+        over.setattr(delivery._handing, "put", noted)
+        over.setattr(delivery, "_may_act", lambda: not gathered)
+        schedule(world, "abc")
+        world.run_until(lambda: len(gathered) == 3)
+        world.run(500)
+        assert not taker.batches
     taker.node.wake()
     world.run_until(lambda: len(taker.batches) == 3)
     assert sorted(batch.topic for batch in taker.batches) == list(TOPICS)

@@ -46,3 +46,37 @@ def test_a_group_that_waits_for_a_time_is_not_served_by_ticks(monkeypatch: pytes
     assert served <= 6
     world.run(100)
     assert len(client.got) == 2
+
+
+def test_credit_that_nothing_waits_for_brings_no_look_at_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer gives credit with each settlement. What waits for credit leaves with it, as before."""
+    world = World(32)
+    client = Client(world)
+    master = world.elect()
+    client.consume(credits=1)
+    world.run(100)
+    client.gives_credit = False
+    client.schedule([50, 60])
+    world.run_until(lambda: len(client.got) == 1)
+    world.run(200)
+    assert len(client.got) == 1 and client.session is not None and master.host is not None
+    client.session.credit(1)
+    master.wake()
+    world.run_until(lambda: len(client.got) == 2)
+    world.run(2_500)
+    served: list[int] = []
+    delivery = master.host.core.parts.delivery
+    serve = delivery._serve
+
+    def counted(group_id: int, now_ms: int) -> None:
+        served.append(group_id)
+        serve(group_id, now_ms)
+
+    monkeypatch.setattr(delivery, "_serve", counted)
+    client.session.credit(5)
+    master.wake()
+    world.run(200)
+    assert not served
+    client.schedule([50])
+    world.run_until(lambda: len(client.got) == 3)
+    assert served
