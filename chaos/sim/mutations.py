@@ -222,7 +222,7 @@ def lease_file_rare(original: Any, self: Parts, now: Any) -> None:
 @mutation(Settlements, "extend", aim=aimed("kill", "handover", nodes=3, parcels=1))
 def extensions_not_told(original: Any, self: Settlements, *args: Any) -> Any:
     """Slaves do not hear of extended leases."""
-    feed, self._feed = self._feed, LeaseFeed()
+    feed, self._feed = self._feed, LeaseFeed(list)
     try:
         return original(self, *args)
     finally:

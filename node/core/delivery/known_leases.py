@@ -54,7 +54,7 @@ class KnownLeases:
         self._leading = False
         self.table = LeaseTable()
         """As master: those given out and taken over."""
-        self.feed = LeaseFeed(state.floor)
+        self.feed = LeaseFeed(self.all_held, state.floor)
         """As master: what the slaves have been told."""
         self.heard = HeardLeases()
         """What this node knows while it does not lead."""

@@ -114,7 +114,9 @@ class LeaseFeed:
     keep up: a new master has applied the settlements before it looks at leases.
     """
 
-    def __init__(self, floor_of: FloorOf = lambda _: 0) -> None:
+    def __init__(self, held: Callable[[], Iterable[AnyLease]], floor_of: FloorOf = lambda _: 0) -> None:
+        """`held` returns the whole table."""
+        self._held = held
         self._floor_of = floor_of
         self._given: list[Lease] = []
         """Leases of which no event tells yet, at most GIVEN_MAX."""
@@ -143,20 +145,18 @@ class LeaseFeed:
             self._events.popleft()
             self._first += 1
 
-    def for_peer(
-        self, peer_id: str, number: int, held: Callable[[], Iterable[AnyLease]]
-    ) -> tuple[list[LeaseRange], bool]:
-        """Ranges for sync `number` to a slave, and whether with them it has been told the whole table, which `held`
-        returns, and all events."""
+    def for_peer(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
+        """Ranges for sync `number` to a slave, and whether with them it has been told the whole table and all
+        events."""
         self._note_given()
         told = self._told.get(peer_id)
         if told is None:
-            told = self._told[peer_id] = _Told(self._end, self._end, _ranges(held()))
+            told = self._told[peer_id] = _Told(self._end, self._end, _ranges(self._held()))
         elif told.sent < self._first:
             told.heard = told.sent = self._end
             told.again = True
         if told.again and told.table is None:
-            told.table, told.again = _ranges(held()), False
+            told.table, told.again = _ranges(self._held()), False
         start, first_piece = told.sent, told.sent_pieces
         piece = told.next_piece()
         aside = TABLE_RANGES_PER_SYNC_MAX if piece else 0

@@ -79,7 +79,7 @@ class SyncState:
             return None
         self._number += 1
         leases = self._delivery.leases
-        ranges, complete = leases.feed.for_peer(peer_id, self._number, leases.all_held)
+        ranges, complete = leases.feed.for_peer(peer_id, self._number)
         return PeerFrame(
             sync=Sync(
                 number=self._number,

@@ -43,14 +43,15 @@ def lease(positions: list[int] | range, until_ms: int = 1_000, session_id: int =
 
 def test_extensions_of_one_message_leave_one_lease_on_master_and_slave() -> None:
     """Renewed for hours, or by a caller who means harm: neither table grows."""
-    table, feed, heard = LeaseTable(), LeaseFeed(), HeardLeases()
+    table, heard = LeaseTable(), HeardLeases()
+    feed = LeaseFeed(table.open_leases)
     table.give(lease([5]))
     for number in range(1, 5_001):
         longer = lease([5], 1_000 + number)
         table.extend(longer)
         feed.add(longer)
         if number % 1_000 == 0:
-            heard.hear(feed.for_peer("b", number, table.open_leases)[0])
+            heard.hear(feed.for_peer("b", number)[0])
     assert [one.until_ms for one in table.open_leases()] == [6_000]
     assert table.out() == 1 and len(table._heap) < 200
     assert [r.until_ms for r in heard.of_channel(T)] == [6_000]
@@ -132,12 +133,12 @@ def test_a_settled_lease_goes_although_one_of_the_same_caller_stays() -> None:
 
 def test_no_sync_has_more_than_its_share_of_the_whole_table() -> None:
     """Nor of a burst; `complete` comes with the last piece, and what is given out meanwhile beside the others."""
-    feed, heard = LeaseFeed(), HeardLeases()
     count = 2 * TABLE_RANGES_PER_SYNC_MAX + 7
     held = [lease(range(0, 2 * count, 2))]
+    feed, heard = LeaseFeed(lambda: held), HeardLeases()
     seen = []
     for number in range(1, 5):
-        ranges, complete = feed.for_peer("b", number, lambda: held)
+        ranges, complete = feed.for_peer("b", number)
         feed.add(lease([10**6 + 2 * number]))
         heard.hear(ranges)
         feed.acknowledged("b", number)
@@ -146,15 +147,15 @@ def test_no_sync_has_more_than_its_share_of_the_whole_table() -> None:
     assert seen == [(most, False), (most + 1, False), (8, True), (1, True)]
     assert heard.size() == count + 3 and not feed.all_heard("b")
     feed.add(lease(range(10**7, 10**7 + 2 * RANGES_PER_SYNC_MAX + 2, 2)))
-    assert [len(feed.for_peer("b", number, lambda: held)[0]) for number in (5, 6)] == [RANGES_PER_SYNC_MAX, 2]
+    assert [len(feed.for_peer("b", number)[0]) for number in (5, 6)] == [RANGES_PER_SYNC_MAX, 2]
 
 
 def test_a_sync_is_bounded_in_bytes() -> None:
     """A range of a million messages that are out for the second time names a million attempts."""
     many = Lease(T, np.arange(2_000_000, dtype=np.uint64), np.full(2_000_000, 2, np.uint32), 1_000, 5)
-    feed, heard = LeaseFeed(), HeardLeases()
+    feed, heard = LeaseFeed(lambda: [many]), HeardLeases()
     for number in itertools.count(1):
-        ranges, complete = feed.for_peer("b", number, lambda: [many])
+        ranges, complete = feed.for_peer("b", number)
         assert sum(r.ByteSize() for r in ranges) <= 2 * SYNC_BYTES_MAX
         heard.hear(ranges)
         feed.acknowledged("b", number)

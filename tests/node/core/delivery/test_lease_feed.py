@@ -26,8 +26,8 @@ class Peers:
     """A master's feed and slaves behind connections that are in order. Each has the topics that it heard of."""
 
     def __init__(self, *names: str) -> None:
-        self.feed = LeaseFeed()
         self.given: list[Lease] = []
+        self.feed = LeaseFeed(lambda: self.given)
         self.known: dict[str, set[int]] = {name: set() for name in names}
         self.under_way: dict[str, deque[tuple[int, list[LeaseRange]]]] = {name: deque() for name in names}
         self.answers: dict[str, deque[int]] = {name: deque() for name in names}
@@ -42,7 +42,7 @@ class Peers:
     def send(self, name: str, *, fits: bool = True) -> list[LeaseRange]:
         """The next sync leaves, or does not since the connection takes no more."""
         self.number += 1
-        ranges, _ = self.feed.for_peer(name, self.number, lambda: self.given)
+        ranges, _ = self.feed.for_peer(name, self.number)
         if fits:
             self.under_way[name].append((self.number, ranges))
         else:
@@ -107,7 +107,7 @@ def test_a_lease_that_was_settled_before_the_sync_is_not_told(monkeypatch: pytes
     between two syncs are told like the others."""
     monkeypatch.setattr(lease_feed, "GIVEN_MAX", 3)
     peers, floors = Peers("b", "c"), {number: 8 for number in range(20) if number % 5}
-    peers.feed = LeaseFeed(lambda key: floors.get(key[1], 7))
+    peers.feed = LeaseFeed(lambda: peers.given, lambda key: floors.get(key[1], 7))
     for name in "bc":
         peers.settle(name)
     peers.give(20)
