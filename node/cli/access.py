@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from tickwheel.client import AsyncClient, AuditRecord, Grant, Quotas, Right
+from tickwheel.client import AsyncClient, AuditRecord, Grant, KnownBy, Quotas, Right
 from tickwheel.client import User as KnownUser
 from tickwheel.client.errors import Fault
 from tickwheel.node.cli.options import Asked, Commands
@@ -183,9 +183,14 @@ def whoami() -> None:
     if Asked.json:
         print_json(as_dict(caller))
         return
-    out.print(f"{caller.name or 'nobody'}, known by {caller.by}; rights are {'on' if caller.rights else 'off'}")
+    shows = "known by nothing: neither certificate nor token" if caller.by is KnownBy.NONE else f"known by {caller.by}"
+    out.print(f"{caller.name or 'nobody'}, {shows}; rights are {'on' if caller.rights else 'off'}")
     if caller.unrestricted:
-        out.print("may do everything" if caller.rights else "may do what its certificate allows")
+        out.print(
+            "may do everything"
+            if caller.rights
+            else "may do what the role of its certificate allows; without TLS everybody may do everything"
+        )
     for grant in caller.grants:
         out.print(_grants([grant]))
     if caller.grants_left_out:

@@ -77,7 +77,7 @@ def _told(error: Exception, named: str) -> int:
             return EXIT_UNAVAILABLE
         if isinstance(error, OutcomeUnknown):
             return EXIT_UNKNOWN
-        if of_access(error.metadata):
+        if of_access(error.metadata) or error.metadata.get("field", "").startswith("--"):
             return EXIT_USAGE  # of flags, environment or context: no node was asked
         return EXIT_PERMISSION if isinstance(error, PermissionRefused) else EXIT_FAILED
     if isinstance(error, ContextError):

@@ -185,22 +185,23 @@ def _footnotes(story: Story) -> Iterator[str]:
 def tell(story: Story) -> Iterable[str]:
     """The story as lines for people."""
     message = story.message
+    lines = sorted(_lines(story), key=lambda line: line[0])
     if message is None:
-        yield f"[bold]{story.ids[0]}[/bold]: unknown, or no longer known; these notes exist:"
+        notes = "these notes exist:" if lines else "no notes exist"
+        yield f"[bold]{story.ids[0]}[/bold]: unknown, or no longer known; {notes}"
     else:
         due = time_text(message.due_ms)
         yield f"[bold]{story.ids[0]}[/bold] on {escape(message.topic)}, due {due}: {message.state}"
     others = story.ids[1:]
     if others:
         yield f"also named {', '.join(others)}"
-    lines = sorted(_lines(story), key=lambda line: line[0])
     day = ""
     for at, what, words in lines:
         if (today := time_text(at)[:10]) != day:
             day = today
             yield f"[dim]{day} UTC[/dim]"
         yield f"  {_clock(at)}  [bold]{what:10}[/bold]  {escape(one_line(words))}"
-    if not lines:
+    if message is not None and not lines:
         yield "  no notes exist"
     for note in _footnotes(story):
         yield f"[dim]{escape(note)}[/dim]"

@@ -133,6 +133,8 @@ class Mastership:
         may still wait for a bundle and be unable to serve. `applying`: see ReplicatedLog.transfer."""
         core = self._core
         core.require_master()
+        if target_id == core.identity.node_id:
+            raise refused(common_pb2.WRONG_STATE, f"{target_id} is the master already")
         self.handing_over = True
         self.handed_over_index = core.applied.index
         ended: Promise[str | None] = Promise()

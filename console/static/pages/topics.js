@@ -24,7 +24,7 @@ function create(look) {
     title: "Create a topic",
     says: h("p", null, "Messages are scheduled to a topic; consumer groups take from it. A FIFO topic keeps the order within a message group, and that cannot be changed later."),
     fields: h("div", { class: "stack" }, h("label", { class: "field" }, "Name", name), h("label", { class: "row" }, fifo, "FIFO")),
-    verb: "Create 1 topic",
+    verb: "Create",
     act: async () => { await change("topics/create", { name: name.value.trim(), fifo: fifo.checked }); look(); return `Topic ${name.value.trim()} exists.`; },
   });
 }

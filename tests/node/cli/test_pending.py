@@ -139,4 +139,15 @@ def test_top_into_a_pipe_and_a_trace(run: Run, address: str) -> None:
     assert run("top", "--address", "127.0.0.1:1").code == 3
 
 
+def test_answers_say_what_is_so(run: Run) -> None:
+    """That the target leads already, that nobody needs a certificate here, that there are no notes."""
+    led = run("transfer", "n1")
+    assert led.code == 1 and "n1 is the master already" in led.err
+    assert run("whoami").out.splitlines() == [
+        "nobody, known by nothing: neither certificate nor token; rights are off",
+        "may do what the role of its certificate allows; without TLS everybody may do everything",
+    ]
+    assert run("trace", "0-5-5").out.splitlines()[0] == "0-5-5: unknown, or no longer known; no notes exist"
+
+
 STEPS = ("scheduled", "committed", "dispatched", "delivered", "settled")

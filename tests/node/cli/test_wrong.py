@@ -77,6 +77,7 @@ def test_wrong_times_name_their_option(arguments: list[str], named: str, capsys:
         (["backup", FILE], cli.EXIT_FAILED),
         (["schedule", "t", "--file", "/nowhere", "--delay", "1s"], cli.EXIT_USAGE),
         (["status", "-a", "nonsense"], cli.EXIT_USAGE),
+        (["console", "--bind", "nonsense"], cli.EXIT_USAGE),
         (["cancel", "0-1-1", "-a", "host:port"], cli.EXIT_USAGE),
         (["context", "add", "c", "-a", "nonsense"], cli.EXIT_USAGE),
     ],
