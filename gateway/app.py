@@ -44,7 +44,14 @@ from tickwheel.gateway.models import (
     When,
     moment_of,
 )
-from tickwheel.gateway.problems import MEDIA_TYPE, not_json, problem, problem_of, problem_of_validation
+from tickwheel.gateway.problems import (
+    MEDIA_TYPE,
+    in_the_callers_words,
+    not_json,
+    problem,
+    problem_of,
+    problem_of_validation,
+)
 from tickwheel.gateway.schedules import schedules
 
 _log = logging.getLogger("tickwheel.gateway")
@@ -83,9 +90,10 @@ async def schedule(
 
     async def work() -> tuple[Scheduled, bool]:
         async with api.clients.of(token) as client:  # it may outlive this request
-            if idempotency_key and message.unique_key is None:
-                return await _schedule_once(client, topic, message, unique_key_of(token, idempotency_key))
-            receipt = await client.schedule(topic, message.payload(), **message.message_options())
+            with in_the_callers_words(message):
+                if idempotency_key and message.unique_key is None:
+                    return await _schedule_once(client, topic, message, unique_key_of(token, idempotency_key))
+                receipt = await client.schedule(topic, message.payload(), **message.message_options())
             return Scheduled.of(receipt, topic=topic), False
 
     if not idempotency_key:
@@ -147,7 +155,8 @@ async def cancel(id: MessageId, client: Caller) -> Cancelled | JSONResponse:
 @messages.patch("/messages/{id}", response_model=Moved, summary="Move a message to another time", dependencies=NO_QUERY)
 async def reschedule(id: MessageId, when: When, client: Caller) -> Moved | JSONResponse:
     """The outcome is final. The message keeps its id."""
-    outcome, receipt = await client.reschedule(id, **when.options())
+    with in_the_callers_words(when):
+        outcome, receipt = await client.reschedule(id, **when.options())
     if receipt is None:
         return _not_done("id", id, outcome, "moved")
     return Moved(id=id, outcome=outcome, due=receipt.due, due_ms=receipt.due_ms)
@@ -162,7 +171,8 @@ async def get_by_key(
     topic: TopicName, unique_key: UniqueKey, client: Caller, look: Annotated[Look, Query()]
 ) -> MessageView:
     """404: no message holds it. `content`: with payload, key, tags and headers."""
-    return MessageView.of_message(await client.get_by_key(topic, unique_key, content=look.content))
+    with in_the_callers_words():
+        return MessageView.of_message(await client.get_by_key(topic, unique_key, content=look.content))
 
 
 @messages.delete(
@@ -170,7 +180,8 @@ async def get_by_key(
 )
 async def cancel_by_key(topic: TopicName, unique_key: UniqueKey, client: Caller) -> Cancelled | JSONResponse:
     """The outcome is final. 404: no message holds the key. 409: it was dispatched before."""
-    outcome, id = await client.cancel_by_key(topic, unique_key)
+    with in_the_callers_words():
+        outcome, id = await client.cancel_by_key(topic, unique_key)
     if outcome is CancelOutcome.CANCELLED:
         return Cancelled(id=id, outcome=outcome)
     return _not_done("unique_key", unique_key, outcome, "cancelled")
@@ -186,7 +197,8 @@ async def reschedule_by_key(
     topic: TopicName, unique_key: UniqueKey, when: When, client: Caller
 ) -> Moved | JSONResponse:
     """The outcome is final. The message keeps its key."""
-    outcome, receipt = await client.reschedule_by_key(topic, unique_key, **when.options())
+    with in_the_callers_words(when):
+        outcome, receipt = await client.reschedule_by_key(topic, unique_key, **when.options())
     if receipt is None:
         return _not_done("unique_key", unique_key, outcome, "moved")
     return Moved(id=receipt.id, outcome=outcome, due=receipt.due, due_ms=receipt.due_ms)
@@ -307,7 +319,10 @@ async def _of_validation(request: Request, error: RequestValidationError) -> JSO
 async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
     if error.status_code == 400 and error.__cause__ is not None:  # what `json_of` does not take
         return not_json(str(error.__cause__))
-    return problem(error.status_code, str(error.detail), "HTTP", headers=error.headers)
+    detail = str(error.detail)
+    if error.status_code == 404:
+        detail = f"{request.url.path[:200]}: no such path; /openapi.json has them all"
+    return problem(error.status_code, detail, "HTTP", headers=error.headers)
 
 
 def _foreign(request: Request, hosts: frozenset[str]) -> JSONResponse | None:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tickwheel.client import KeyConflict, KeyOutcome, Message, MessageState
+from tickwheel.client.messages import KEY_LENGTH_MAX, MessageOptions
 from tickwheel.client.messages import Content as MessageContent
-from tickwheel.client.messages import MessageOptions
 from tickwheel.client.messages import When as ClientWhen
 from tickwheel.client.moments import duration_of
 
@@ -253,8 +253,8 @@ class Page(Look):
 
     limit: int = Field(100, ge=1, le=PAGE_MAX)
     after: str = Field("", max_length=1_000, description="`next` of the page before, with the same conditions.")
-    tag: str = Field("", max_length=1_000)
-    key: str = Field("", max_length=1_000)
+    tag: str = Field("", max_length=KEY_LENGTH_MAX)
+    key: str = Field("", max_length=KEY_LENGTH_MAX)
     due_from: Moment | None = None
     due_before: Moment | None = None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -18,7 +20,9 @@ from tickwheel.client import (
     RequestRefused,
     TickwheelError,
 )
-from tickwheel.gateway.models import Problem
+from tickwheel.client.errors import refused
+from tickwheel.gateway.models import Content, Problem, When
+from tickwheel.node.times import span_text
 
 MEDIA_TYPE = "application/problem+json"
 TITLES = {
@@ -101,6 +105,39 @@ def problem_of(error: TickwheelError) -> JSONResponse:
     )
 
 
+@contextmanager
+def in_the_callers_words(given: When | None = None) -> Iterator[None]:
+    """Raises a refusal of a message with the field, value and units of the REST API. `given`: what was asked for."""
+    try:
+        yield
+    except (RequestRefused, NotFound) as error:
+        full = error.metadata.get("field", "")
+        wire = re.sub(r"\[\d+\]$", "", full)
+        name, value = _given_as(wire, given)
+        if name == full:
+            raise
+        facts = error.metadata | {"field": name}
+        if value and error.reason == "INVALID_FIELD":
+            limit = re.sub(r" \(\d+\)", "", error.metadata.get("limit", ""))
+            limit = re.sub(r"\d+(?: ms)?", lambda ms: span_text(int(ms[0].removesuffix(" ms"))), limit)
+            raise refused(name, value, limit) from None
+        raise type(error)(str(error).replace(full, name), error.reason, facts) from None
+
+
+def _given_as(wire: str, given: When | None) -> tuple[str, str]:
+    """The field of the REST API that a field of the wire was made of; of a time also its value."""
+    if wire == "key.unique_key":
+        return "unique_key", ""
+    if given is not None and wire == "delay_ms" and given.delay is not None:
+        return "delay", given.delay
+    if given is not None and wire == "due_ms":
+        return ("due_ms", str(given.due_ms)) if given.at is None else ("at", given.at)
+    if wire == "payload" and isinstance(given, Content):
+        payloads = {"text": given.text is not None, "base64": given.base64 is not None}
+        return next((name for name, is_it in payloads.items() if is_it), "json"), ""
+    return wire, ""
+
+
 def _status_of(error: TickwheelError) -> int:
     if isinstance(error, NotJsonError):
         return 415
@@ -125,7 +162,7 @@ def problem_of_validation(error: RequestValidationError) -> JSONResponse:
     if first["type"] == "json_invalid":
         return not_json(str(first.get("ctx", {}).get("error", "")))
     field = ".".join(place[1:]) or place[0]
-    said = str(first["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    said = re.sub("^(Value error, |Input should be |[A-Z][a-z]+ should have )", "", str(first["msg"]))
     limit = _LIMITS.get(first["type"], said)
     value = first.get("input")
     shown = str(value) if isinstance(value, str | int | float | bool) else ""

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -223,7 +224,15 @@ BAD = [
     ("POST", "/v1/topics/t/messages", {"base64": "!", "delay": "1s"}, 422, "base64"),
     ("POST", "/v1/topics/t/messages", {"text": None, "delay": "1s"}, 422, "body"),
     ("POST", "/v1/topics/t/messages", {"text": "\ud800", "delay": "1s"}, 400, "body"),
-    ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "99999d"}, 422, ""),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "99999d"}, 422, "delay"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "at": "2999-01-01T00:00:00Z"}, 422, "at"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "due_ms": 1 << 60}, 422, "due_ms"),
+    ("POST", "/v1/topics/t/messages", {"text": "", "delay": "1s"}, 422, "text"),
+    ("PATCH", "/v1/messages/0-1-1", {"delay": "99999d"}, 422, "delay"),
+    ("PATCH", "/v1/topics/t/unique-keys/k", {"delay": "99999d"}, 422, "delay"),
+    ("GET", "/v1/topics/t/unique-keys/k", None, 404, "unique_key"),
+    ("GET", f"/v1/topics/t/messages?key={'k' * 4_097}", None, 422, "key"),
+    ("GET", "/", None, 404, ""),
     ("POST", "/v1/topics/t/messages", {"text": "x", "due_ms": "1"}, 422, "due_ms"),
     (
         "POST",
@@ -274,9 +283,15 @@ async def test_bad_requests_are_problems_with_field_and_limit(cluster: LocalClus
             assert got == status, (path, body, answer)
             assert headers["content-type"] == "application/problem+json" and answer["detail"] and answer["reason"]
             assert not field or answer["field"].startswith(field), answer
+            assert not re.search(r"\[\d+\]|_ms\b|\bpayload\b|key\.", answer.get("field", "")) or field == "due_ms", (
+                answer
+            )
             # Pydantic's, which speak of Python and of forms; and a name of gRPC's API.
-            words = ("Input should", "dictionary", "Field required", "page_token")
+            words = ("Input should", "should have", "dictionary", "Field required", "page_token")
             assert not any(word in answer["detail"] + answer.get("limit", "") for word in words), answer
+        far = (await call("PATCH", "/v1/messages/0-1-1", {"delay": "99999d"}))[1]
+        assert (far["value"], far["limit"]) == ("99999d", "at most 1100d")
+        assert (await call("GET", f"/v1/topics/t/messages?key={'k' * 4_096}"))[0] == 200, "as long as a key may be"
         assert (await call("POST", "/v1/topics/t/messages", io.BytesIO(b" " * (9 << 20))))[0] == 413
         for method, path in (("POST", "/v1/topics/t/messages"), ("PUT", "/v1/schedules/t"), ("PUT", "/v1/topics/t")):
             form = {"content-type": "application/x-www-form-urlencoded"}  # what curl sends unless told otherwise
