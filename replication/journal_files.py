@@ -333,6 +333,8 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
                 fsynced_position = max(fsynced_position, record.fsynced_position)
                 end = offset + RECORD_HEADER_BYTES + record.length
             segments.append(Segment(header, file, end))
+        if unusable and not segments and 0 < newest < unusable[0]:  # only space reserved ahead is left
+            raise CorruptJournalError(segment_path(directory, newest), 0, "it was removed")
         _judge_end(disk, directory, segments, unusable, newest)
         _repair(disk, directory, segments, void, unusable, fsynced_position)
         opened.pop_all()

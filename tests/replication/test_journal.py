@@ -561,3 +561,17 @@ def test_names_that_an_operator_left_are_no_segments(disk: SimulatedDisk) -> Non
     disk.kill()
     disk.open("g0/journal/copy of 1.segment", create=True).close()
     assert opened(disk).last_index == 3
+
+
+def test_an_only_segment_that_was_removed_is_missed(disk: SimulatedDisk) -> None:
+    """Only the next one is left, with its space reserved: the journal began anew, without what was acknowledged."""
+    journal = opened(disk)
+    fill(journal, 3, 1)
+    sync(journal)
+    assert journal.reserve_ready
+    disk.kill()
+    only, reserve = (name for name in disk.list("g0/journal") if name.endswith(".segment"))
+    disk.remove(f"g0/journal/{only}")
+    with pytest.raises(CorruptJournalError, match=f"{only}.*was removed"):
+        opened(disk)
+    assert disk.exists(f"g0/journal/{reserve}")
