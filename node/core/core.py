@@ -103,6 +103,7 @@ class NodeCore:
             self.fatal,
             self.serving,
             lambda e: self.parts.index_repair.damaged(e),
+            lambda e: self.parts.index_repair.lost(e),
             stagger(),
         )
         self.proposer = Proposer(

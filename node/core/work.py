@@ -108,16 +108,19 @@ class Background:
         fatal: Callable[[str, BaseException | None], None],
         serving: Serving,
         damaged: Callable[[BaseException], bool],
+        lost: Callable[[CorruptSegmentError], None],
         stagger: Stagger,
     ) -> None:
         """`fatal`: see `Kernel`. `serving` runs each answer as a piece of the request that asked. `damaged` gets
-        read errors and returns True if the damage is under repair (index_repair.py). `stagger` says when merges may
+        read errors and returns True if the damage is under repair (index_repair.py). `lost` gets damage that a read
+        met where nothing can be repaired: in heads or in a bundle, records excepted. `stagger` says when merges may
         begin."""
         self._serving = serving
         self._executor = executor
         self._wheel = wheel
         self._fatal = fatal
         self._damaged = damaged
+        self._lost = lost
         self._stagger = stagger
         self._merge_held = False
         self._paused_until_ms = 0
@@ -197,10 +200,17 @@ class Background:
         """Run other work that only reads."""
         self._executor.submit(work, self._serving.bound(answer))
 
-    def _run(self, job: Read, ids: Callable[[], Ids] | None, ended: Callable[[BaseException | None], None]) -> None:
+    def _run(
+        self,
+        job: Read,
+        ids: Callable[[], Ids] | None,
+        ended: Callable[[BaseException | None], None],
+        *,
+        of_records: bool = False,
+    ) -> None:
         """Run a reading job in a worker, or call `ended` at once if nothing has to be read. `ids` returns those that it
         looks for: with it, RemovedError says that files were removed under the reader, which is no failure of the
-        disk."""
+        disk. `of_records`: it reads nothing but records, which other members supply one by one (record_repair.py)."""
         if job.done:
             ended(None)
             return
@@ -208,9 +218,11 @@ class Background:
 
         def answered(_: object, error: BaseException | None) -> None:
             if error is not None:
-                self._damaged(error)
+                mends = self._damaged(error)
                 if isinstance(error, DiskError) and ids is not None and self._wheel.holdings.removed(ids()).any():
                     error = RemovedError(REMOVED)
+                elif isinstance(error, CorruptSegmentError) and not mends and not of_records:
+                    self._lost(error)
             ended(error)
 
         self._executor.submit(job.run, answered)
@@ -223,7 +235,12 @@ class Background:
         if job.missing:
             answer(None, RemovedError(REMOVED))
             return
-        self._run(job, lambda: ids_of(units), lambda error: answer(job.records if error is None else None, error))
+        self._run(
+            job,
+            lambda: ids_of(units),
+            lambda error: answer(job.records if error is None else None, error),
+            of_records=True,
+        )
 
     def read_units(self, ids: Ids, answer: Answer[Units], *, following: bool = True) -> None:
         """Read the units of existing ids, in their order. RemovedError: one of them is gone. LookupError: the wheel
@@ -254,10 +271,10 @@ class Background:
         self.read_units(ids, units.answered)
         return await read(units, "the schedule")
 
-    async def _read(self, job: Read, ids: Callable[[], Ids] | None = None) -> None:
-        """Run a reading job. `ids` as in `_run`."""
+    async def _read(self, job: Read, ids: Callable[[], Ids] | None = None, *, of_records: bool = False) -> None:
+        """Run a reading job. `ids` and `of_records` as in `_run`."""
         ended: Promise[None] = Promise()
-        self._run(job, ids, partial(ended.answered, None))
+        self._run(job, ids, partial(ended.answered, None), of_records=of_records)
         await read(ended, "the schedule")
 
     async def made_of_records(self, units: Units, make: Callable[[list[bytes]], T]) -> T:
@@ -269,7 +286,7 @@ class Background:
         if records.done and int(units["size"].sum(dtype=np.int64)) <= MADE_AT_ONCE_BYTES:
             return make(records.records)
         job = MadeOfRecords(records, make)
-        await self._read(job, lambda: ids_of(units))
+        await self._read(job, lambda: ids_of(units), of_records=True)
         return job.result
 
     async def look_up(self, number: int) -> Found:

@@ -109,6 +109,15 @@ class IndexRepair(Part):
             self._report("warning", "an index cannot be read here; its rows are asked of the other members", facts)
         return True
 
+    def lost(self, error: CorruptSegmentError) -> None:
+        """Take damage that a read met and that nobody can repair. The node leaves, since the other members can read
+        these messages. Alone, it serves all others until these are needed."""
+        if self._others():
+            self._core.serving.damaged(f"a read met damage: {error}", error)
+        elif self._core.wheel.files.damaged_hour(error) is None:  # else `damaged` has told it
+            facts: dict[str, object] = {"error": str(error), "remedy": REMEDY_ALONE}
+            self._report("error", "messages cannot be read, and there is no other member that could serve", facts)
+
     def _repairable(self, hour: int) -> bool:
         """Whether the hour still exists and only rows of it are damaged."""
         return hour not in self._given_up and hour >= self._core.wheel.holdings.removed_below

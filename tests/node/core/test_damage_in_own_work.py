@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import google_crc32c
+import numpy as np
 import pytest
 
-from tests.node.core.loading import bundle_of, name_of
+from tests.node.core.loading import Loader, bundle_of, check, name_of
 from tests.node.core.repair import test_index_repair as index_repair
 from tests.node.core.test_serving import contain
 from tests.node.core.trio import Client, Node, World
@@ -23,9 +24,10 @@ from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, Row
 from tickwheel.node.core.schedule.joining import RowCaller
+from tickwheel.node.failure import Failure
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.state.snapshot import StateCheckpoint
-from tickwheel.proto import common_pb2
+from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import LogListener
@@ -166,6 +168,43 @@ def test_damaged_heads_that_a_load_meets() -> None:
     heads = f"{index_repair.index_of(master).removesuffix('.index')}.heads"
     master.disk.flip(heads, master.disk.size(heads) - 2)
     lets_another_lead(world, client, master, "hours/", 10_000)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_damaged_bundle_that_a_read_meets(alone: bool) -> None:
+    """It refused every such request, and said nothing in its log, until the messages were due. Now another node leads,
+    which can read them. Where there is none, the rest is served on."""
+    names = "a" if alone else "abc"
+    world = World(11, names=names)
+    client = Client(world)
+    world.elect()
+    client.consume()
+    data, wanted = bundle_of([world.now_ms + 20_000 + n for n in range(300)])
+    Loader(world, [data]).load(names)
+    master = world.elect()
+    assert master.host is not None
+    contain(world)
+    layout = bundle.Layout(1_000, 1, np.frombuffer(data, bundle.TABLE, 1, bundle.HEADER_BYTES))
+    for at in range(layout.index_at, layout.heads_at):
+        master.disk.flip(bundle.bundle_path(name_of(data)), at)
+    answers: list[object] = []
+    pending = master.host.core.parts.pending
+    request = scheduler_pb2.ListPendingRequest(due_ms_max=world.now_ms + HOUR_MS)
+    master.host.core.serving.start(pending.page(request), answers.append)
+    master.wake()
+    if not alone:
+        lets_another_lead(world, client, master, "a read met damage: bulk/")
+        world.run_until(lambda: wanted.keys() <= client.got.keys(), 25_000)
+        check(client, wanted)
+        return
+    world.run(1_000)
+    assert isinstance(answers[0], Failure) and "bulk/" in answers[0].message
+    assert [told.event for told in master.reported if told.level == "error"] == [
+        "messages cannot be read, and there is no other member that could serve"
+    ]
+    client.schedule([100])
+    world.run_until(lambda: not client.lost() and bool(client.got))
+    assert not master.fatal
 
 
 def test_an_answer_to_a_command_of_its_own(monkeypatch: Patch) -> None:
