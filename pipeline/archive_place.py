@@ -47,12 +47,12 @@ class ArchivePlace:
         except (Py4JJavaError, PySparkException) as error:
             why = str(error.java_exception if isinstance(error, Py4JJavaError) else error).splitlines()[0]
             where = f"{self.uri}/{below}" if below else self.uri
-            text = f"{where}: it must be a path, or a URI of a file system that Spark has; Spark says: {why}"
-            raise ArchiveError(text) from None
+            raise ArchiveError(f"{where}: Spark says: {why} (a path, or a URI of a file system that it has)") from None
 
     def make(self) -> None:
         """Create the folder if it does not exist."""
-        self._do("", lambda system, path: system.mkdirs(path))
+        if not self._do("", lambda system, path: system.mkdirs(path)):  # Hadoop does not say why
+            raise ArchiveError(f"{self.uri}: the folder cannot be made; look at path, owner and free space")
 
     def has_days(self) -> bool:
         """Whether the archive has any rows."""
@@ -89,7 +89,9 @@ class ArchivePlace:
 
         self._do(f"{name}.new", write)
         target = self._path(f"{name}.json")
-        self._do(f"{name}.new", lambda system, path: system.rename(path, target))
+        # Hadoop answers false for a rename that has failed.
+        if not self._do(f"{name}.new", lambda system, path: system.rename(path, target)):
+            raise ArchiveError(f"{self.uri}/{name}.new: it cannot be renamed to {name}.json; run the archive again")
         for old in before:
             self._do(f"_marks/{group}/{old}.json", lambda system, path: system.delete(path, False))
 

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from tickwheel.pipeline.plot_style import OTHERS_COLOUR, legend_beside, time_axis, topic_colours, write_page
 from tickwheel.storage.events import FROM_NOW_MS, GroupChange
+from tickwheel.storage.plain_file import naming
 
 HOUR_MS = 3_600_000
 PERCENTILES = (0.5, 0.9, 0.99, 1.0)
@@ -440,7 +441,8 @@ def _plot(rows: Sequence[Row], without_master: Sequence[tuple[int, int, int]], p
     axes.set_ylim(bottom=min([0.0, *(row.p99_ms for row in rows)]))
     if rows:
         legend_beside(axes)
-    figure.savefig(path, dpi=110)
+    with naming(path):
+        figure.savefig(path, dpi=110)
     plt.close(figure)
 
 

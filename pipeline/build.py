@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,10 +154,16 @@ def _built(spark: SparkSession, folder: str | Path, config: BuildConfig, spread:
         raise BuildError(str(error)) from None
     if target.exists() and any(target.iterdir()):
         raise BuildError(f"{target}: it is not empty; name a new folder for each build")
-    for name in (BUNDLES, RUNS):
-        (target / name).mkdir(parents=True, exist_ok=True)
     try:
+        for name in (BUNDLES, RUNS):
+            (target / name).mkdir(parents=True, exist_ok=True)
         return _stages(spark, target, config, spread)
+    except BaseException:
+        with suppress(OSError):
+            (target / FILE_NAME).unlink(missing_ok=True)  # first: it makes the others count
+        for name in (BUNDLES, REJECTED):
+            shutil.rmtree(target / name, ignore_errors=True)
+        raise
     finally:
         shutil.rmtree(target / RUNS, ignore_errors=True)
 
@@ -233,15 +240,15 @@ def _spread(folder: str, job: str, config: BuildConfig) -> Work:
                 refused.write(spreader.rejected)
                 spreader.rejected.clear()
 
-        for batch in batches:
-            yield from spreader.take(batch)
+        with refused:
+            for batch in batches:
+                yield from spreader.take(batch)
+                tell()
+            yield from spreader.rest()
             tell()
-        yield from spreader.rest()
-        tell()
-        name = refused.close()
         if refused.rows:
             row = dict.fromkeys(RUN_RESULT.names)
-            row |= {"name": "", "rejected_rows": refused.rows, "rejected_file": name}
+            row |= {"name": "", "rejected_rows": refused.rows, "rejected_file": refused.file}
             yield pa.RecordBatch.from_pylist([row], RUN_RESULT)
 
     return run

@@ -24,6 +24,7 @@ from tickwheel.pipeline.runs import DIRECTORY as RUNS
 from tickwheel.pipeline.runs import Hours, Rows, Run, joined, write_run
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
 from tickwheel.storage import bundle
+from tickwheel.storage.plain_file import unfinished
 from tickwheel.storage.unit import HOUR_MS, ONE_TAG
 
 BUNDLES = "bundles"
@@ -242,7 +243,7 @@ class Bundler:
         crc = 0
         aside = self._folder / f"{self._attempt}-{self._number}.tmp"
         self._number += 1
-        with aside.open("wb") as file:
+        with unfinished(aside), aside.open("wb") as file:
             for piece in pieces:
                 file.write(piece)
                 crc = google_crc32c.extend(crc, piece)
@@ -262,9 +263,10 @@ class Bundler:
 
 def _finish(aside: Path, path: Path, result: pa.RecordBatch) -> pa.RecordBatch:
     """Sync a written bundle, then give it its name."""
-    with aside.open("rb+") as file:
-        os.fsync(file.fileno())
-    aside.replace(path)
+    with unfinished(aside):
+        with aside.open("rb+") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
     return result
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from tickwheel.client.errors import RequestRefused
 from tickwheel.node.cli.options import MadeBy, MadeCommands
 
 if TYPE_CHECKING:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -30,6 +31,8 @@ app = MadeCommands(
 TIMEOUT_S = 15.0
 OWN_ERROR = re.compile(r"^tickwheel\.[\w.]+: (.+)$", re.MULTILINE)
 """The last line of a traceback that ends with an error of ours."""
+FILE_ERROR = re.compile(r"^\w+Error: \[Errno \d+\] (.+): '(.+)'$", re.MULTILINE)
+"""The last line of a traceback that ends with an error of the system: what happened, and to which file."""
 WORKER_ERROR = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
 """A traceback of Python; its last line says what happened."""
 
@@ -39,24 +42,37 @@ def failed(text: str) -> RequestRefused:
     return RequestRefused(text, "PIPELINE")
 
 
-def failed_in_spark(error: PySparkException, where: str = "") -> RequestRefused:
+def failed_in_spark(error: PySparkException | Py4JJavaError, where: str = "") -> RequestRefused:
     """As `failed`, for an error of Spark. If Python code raised it inside Spark, the text is that of its error, not
     Spark's first line, which only announces a traceback. `where` begins the text."""
-    text = str(error).strip()
+    from py4j.protocol import Py4JJavaError
+
+    text = _java_text(error.java_exception) if isinstance(error, Py4JJavaError) else str(error).strip()
+    if not OWN_ERROR.search(text) and (found := FILE_ERROR.findall(text)):
+        why, path = found[-1]
+        return failed(f"{path}: {why}")  # not `where`: it is often another file
     why = OWN_ERROR.findall(text)[-1:] or WORKER_ERROR.findall(text)[-1:] or text.splitlines()[:1]
     return failed(": ".join([where, *why] if where else why))
+
+
+def _java_text(error: Any) -> str:
+    """What Java says about an error that PySpark does not translate: of its causes the first, which names the fault."""
+    while error.getCause() is not None:
+        error = error.getCause()
+    return str(error.toString()).strip()
 
 
 @contextmanager
 def refusing(*kinds: type[Exception], where: str = "") -> Iterator[None]:
     """Turns errors of these kinds into errors of a command, and errors of Spark too, whose text begins with `where`."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except kinds as error:
         raise failed(str(error)) from None
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise failed_in_spark(error, where) from None
 
 

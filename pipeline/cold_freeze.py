@@ -324,23 +324,24 @@ def _task(
         writer = PartWriter(Path(folder), job_id, attempt, config.topic, config.part_rows_max)
         near = RejectedFile(_beside(folder, "near", job_id), f"{attempt}.parquet")
         refused = RejectedFile(_beside(folder, "rejected", job_id), f"{attempt}.parquet")
-        for batch in batches:
-            is_near = _near(batch, boundary_ms)
-            if pc.any(is_near).as_py():
-                near.write([batch.filter(is_near)])
-                batch = batch.filter(pc.invert(is_near))
-            for part in writer.take(batch) if batch.num_rows else ():
+        with near, refused:
+            for batch in batches:
+                is_near = _near(batch, boundary_ms)
+                if pc.any(is_near).as_py():
+                    near.write([batch.filter(is_near)])
+                    batch = batch.filter(pc.invert(is_near))
+                for part in writer.take(batch) if batch.num_rows else ():
+                    yield pa.RecordBatch.from_pylist([part], _RESULT)
+                if writer.rejected:
+                    refused.write(writer.rejected)
+                    writer.rejected.clear()
+            for part in writer.rest():
                 yield pa.RecordBatch.from_pylist([part], _RESULT)
-            if writer.rejected:
-                refused.write(writer.rejected)
-                writer.rejected.clear()
-        for part in writer.rest():
-            yield pa.RecordBatch.from_pylist([part], _RESULT)
         row = {
             **_NO_ROW,
-            "near_file": near.close(),
+            "near_file": near.file,
             "near_rows": near.rows,
-            "rejected_file": refused.close(),
+            "rejected_file": refused.file,
             "rejected_rows": refused.rows,
         }
         if near.rows or refused.rows:

@@ -22,7 +22,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 
 from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.pipeline.sink_rejected import TEMPORARY, fsync_folder, publish
+from tickwheel.storage.plain_file import naming, unfinished
 
 DAY_MS = 86_400_000
 JOBS, IDS, NEAR, REJECTED = "_jobs", "_ids", "_near", "_rejected"
@@ -90,16 +91,6 @@ def day_folder(day: int) -> str:
     return "day=" + datetime.fromtimestamp(day * DAY_MS / 1_000, UTC).strftime("%Y-%m-%d")
 
 
-@contextmanager
-def _unfinished(path: Path) -> Iterator[None]:
-    """Writes a file aside. It goes if that fails, or repeats would fill a full disk."""
-    try:
-        yield
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
 def write_file(path: Path, data: bytes, *, aside: str) -> None:
     """Write a file whole or not at all; durable on return."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +101,7 @@ def write_file(path: Path, data: bytes, *, aside: str) -> None:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    with _unfinished(path), path.open("wb") as file:
+    with unfinished(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -318,18 +309,20 @@ def write_ids(store: ColdStore, manifest: ColdJobManifest, first_part: int, text
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.parent / f".{manifest.job_id}-{uuid.uuid4().hex}.tmp"
     schema = pa.schema([("id", pa.string()), ("topic", pa.string()), ("key", pa.string()), ("due_ms", pa.int64())])
-    with _unfinished(aside), pq.ParquetWriter(aside, schema) as writer:
-        for place, part in enumerate(manifest.parts):
-            file = pq.ParquetFile(store.folder / part.path)
-            wanted = [name for name in ("topic", "key", "due_ms") if name in file.schema_arrow.names]
-            table = file.read(columns=wanted)
-            prefix = text_of(first_part + place)
-            ids = pa.array([f"{prefix}{row}" for row in range(table.num_rows)], pa.string())
-            keys = table.column("key") if "key" in wanted else pa.nulls(table.num_rows, pa.string())
-            writer.write_table(pa.table([ids, table.column("topic"), keys, table.column("due_ms")], schema=schema))
-    with aside.open("rb") as written:
-        os.fsync(written.fileno())
-    aside.replace(target)
+    with unfinished(aside):
+        with pq.ParquetWriter(aside, schema) as writer:
+            for place, part in enumerate(manifest.parts):
+                with naming(store.folder / part.path):
+                    file = pq.ParquetFile(store.folder / part.path)
+                    wanted = [name for name in ("topic", "key", "due_ms") if name in file.schema_arrow.names]
+                    table = file.read(columns=wanted)
+                prefix = text_of(first_part + place)
+                ids = pa.array([f"{prefix}{row}" for row in range(table.num_rows)], pa.string())
+                keys = table.column("key") if "key" in wanted else pa.nulls(table.num_rows, pa.string())
+                writer.write_table(pa.table([ids, table.column("topic"), keys, table.column("due_ms")], schema=schema))
+        with aside.open("rb") as written:
+            os.fsync(written.fileno())
+        aside.replace(target)
     fsync_folder(target.parent, above=1)
     return target
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from tickwheel.storage.events import EventKind, EventRecord, paths, read_events
 from tickwheel.storage.loaded_events import messages_of
 from tickwheel.storage.local import LocalDisk
+from tickwheel.storage.plain_file import unfinished
 
 ROWS_A_FILE = 1_000_000
 DIRECTORY = "events"
@@ -102,7 +103,9 @@ def export_events(directories: Mapping[str, Path], out: Path, rows_a_file: int =
 
     def write() -> None:
         nonlocal number, held, held_rows
-        pq.write_table(pa.concat_tables(held), out / f"events-{number:05}.parquet", compression="zstd")
+        path = out / f"events-{number:05}.parquet"
+        with unfinished(path):
+            pq.write_table(pa.concat_tables(held), path, compression="zstd")
         number, held, held_rows = number + 1, [], 0
 
     for table in _tables(directories):

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from tickwheel.pipeline.plot_style import OTHERS, OTHERS_COLOUR, legend_beside, time_axis, topic_colours, write_page
+from tickwheel.storage.plain_file import naming
 
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 DAYS_MAX = 60.0
@@ -256,7 +257,8 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
         legend_beside(top)
     legend_beside(bottom)
     picture, page = target / "forecast.png", target / "forecast.html"
-    figure.savefig(picture, dpi=110)
+    with naming(picture):
+        figure.savefig(picture, dpi=110)
     plt.close(figure)
     write_page(page, "what is coming", "What is coming", tables(found), (picture.name, "load over time"))
     return [picture, page]

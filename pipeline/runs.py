@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tickwheel.storage.plain_file import naming, unfinished
 from tickwheel.storage.unit import HOUR_MS, UNIT
 
 DIRECTORY = "_runs"
@@ -120,7 +121,7 @@ def write_run(path: Path, rows: Rows) -> None:
         "topics": rows.topics,
     }
     header = json.dumps(facts).encode()
-    with path.open("wb") as file:
+    with unfinished(path), path.open("wb") as file:
         file.write(len(header).to_bytes(_HEADER_BYTES, "little") + header)
         for column in columns.values():
             file.write(np.ascontiguousarray(column).data)
@@ -131,7 +132,7 @@ class Run:
     """One file, open for reading."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
+        with naming(path), path.open("rb") as file:
             header = file.read(int.from_bytes(file.read(_HEADER_BYTES), "little"))
             at = file.tell()
         facts = json.loads(header)
@@ -155,7 +156,7 @@ class Run:
         """The rows from `low` to before `high`, which must be greater."""
         ends = np.array(self._columns["end"][low:high])
         first = int(ends[0]) - int(self._columns["size"][low])
-        with self._path.open("rb") as file:
+        with naming(self._path), self._path.open("rb") as file:
             file.seek(self._records_at + first)
             data = file.read(int(ends[-1]) - first)
         offsets = np.append(0, ends - first)

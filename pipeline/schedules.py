@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tickwheel.storage.plain_file import unfinished
+
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 ROWS_A_BATCH = 250_000
@@ -116,13 +118,10 @@ def write_schedule(config: ScheduleConfig, path: Path) -> int:
         raise FileExistsError(errno.EEXIST, "no regular file", str(path))
     rows = 0
     aside = path.with_name(f"{path.name}.new")
-    try:
+    with unfinished(aside):
         with aside.open("wb") as file, pq.ParquetWriter(file, SCHEMA, compression="snappy") as writer:
             for batch in schedule(config):
                 writer.write_batch(batch)
                 rows += batch.num_rows
         aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
     return rows

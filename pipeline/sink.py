@@ -67,6 +67,10 @@ class BadRowError(ValueError):
     """A row cannot be a message, and the option `bad_rows` makes that fail the write."""
 
 
+class RejectedRowsError(RuntimeError):
+    """All good rows of a write are scheduled, but the files of its bad rows could not be moved into place."""
+
+
 class DiscardedRowsError(RuntimeError):
     """Rows were not scheduled: their topic was deleted after they were staged, or their unique key was taken."""
 
@@ -178,9 +182,8 @@ class Run:
             attempt = client.asynchronous.staging.attempt(
                 self.job_id, self.run_id, partition, self.batch, in_flight_max=config.in_flight, fingerprinted=named
             )
-            rejected = RejectedFile(self.folder, sink_rejected.file_name(partition, attempt.attempt))
             attempt.published_before = job.state in _COMMITTED
-            try:
+            with RejectedFile(self.folder, sink_rejected.file_name(partition, attempt.attempt)) as rejected:
                 # Rows of a named job are read even if it is published, to check that they are the same rows.
                 if named or not attempt.published_before:
                     for item in batches:
@@ -190,8 +193,6 @@ class Run:
                             break
                     _send(client, attempt, gatherer.rest(), config.rate_limit)
                 staged = client.wait(attempt.finish())
-            finally:
-                name = rejected.close()
             return StagedMessage(
                 job_id=self.job_id,
                 batch=self.batch,
@@ -201,7 +202,7 @@ class Run:
                 blocks=staged.blocks,
                 rows=staged.rows,
                 rejected_rows=rejected.rows,
-                rejected_file=name,
+                rejected_file=rejected.file,
                 published_before=attempt.published_before,
                 fingerprint=attempt.fingerprint,
             )
@@ -236,9 +237,16 @@ class Run:
                     job_id,
                     self.batch,
                 )
-        # All rows of a named job were read again, so its bad rows take the place of those of its first run.
-        sink_rejected.publish(self.folder, [m.rejected_file for m in messages], replace=repeated and config.named)
         rejected = sum(m.rejected_rows for m in messages)
+        try:
+            # All rows of a named job were read again, so its bad rows take the place of those of its first run.
+            sink_rejected.publish(self.folder, [m.rejected_file for m in messages], replace=repeated and config.named)
+        except (OSError, pa.ArrowException) as error:
+            raise RejectedRowsError(
+                f"job {job_id} is done: all rows that can be messages are scheduled, so do not write them again. The "
+                f"{rejected} others are in {self.folder} or in its {sink_rejected.TEMPORARY}, with the reasons; moving "
+                f"their files into place failed: {error}"
+            ) from error
         if rejected:
             log.warning("%d rows could not be messages; they are in %s with the reasons", rejected, self.folder)
         if job.rows_discarded:
@@ -252,10 +260,17 @@ class Run:
             log.warning("%s", text)
 
     def abort(self, messages: Sequence[StagedMessage]) -> None:
-        """Drop the run's staged rows, and refuse blocks that its tasks still send."""
+        """Drop the run's staged rows and its rejected ones, and refuse blocks that its tasks still send.
+
+        Spark also calls this when the commit raised. If the cluster has committed the run, its rejected rows are kept.
+        """
         with self.config.connection.open() as client:
-            client.staging.abort(self.job_id, self.run_id, self.batch)
-        sink_rejected.discard(self.folder, [m.rejected_file for m in messages])
+            job = client.staging.abort(self.job_id, self.run_id, self.batch)
+        files = [m.rejected_file for m in messages]
+        if job.state in _COMMITTED and not any(m.published_before for m in messages):
+            sink_rejected.publish(self.folder, files)
+        else:
+            sink_rejected.discard(self.folder, files)
 
 
 def _new_run_id() -> str:

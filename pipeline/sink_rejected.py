@@ -6,16 +6,18 @@ Paths are local, or URIs that Arrow knows (s3://, gs://, hdfs://); on a cluster 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from tickwheel.storage.plain_file import fsync_directory
+from tickwheel.storage.plain_file import fsync_directory, naming
 
 TEMPORARY = "_temporary"
 _NAME = re.compile(r"part-\d{5,}-[0-9a-f]{16}\.parquet")
@@ -39,41 +41,78 @@ def fsync_folder(path: Path, above: int = 0) -> None:
 
 
 def _opened(path: str) -> tuple[fs.FileSystem, str]:
-    found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(path if "://" in path else f"file://{path}")
+    if "://" not in path:
+        return fs.LocalFileSystem(), path  # as it is: in a URI a space, a # or a % means something else
+    found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(path)
     return found
 
 
 class RejectedFile:
-    """The file of one attempt, created with its first row."""
+    """The file of one attempt, created with its first row. As a context manager: whole and durable at its end, and
+    removed if the attempt fails, so that repeats do not fill a disk. Raises OSError, which names the file."""
 
     def __init__(self, folder: str, name: str) -> None:
         self._folder = folder
-        self.name = name
+        self._name = name
+        self.file = ""
+        """The name to publish; empty if there was no row."""
         self.rows = 0
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Add rows."""
-        for batch in batches:
-            if self._writer is None:
-                system, folder = _opened(self._folder)
-                system.create_dir(f"{folder}/{TEMPORARY}", recursive=True)
-                self._writer = pq.ParquetWriter(f"{folder}/{TEMPORARY}/{self.name}", batch.schema, filesystem=system)
-            self._writer.write_batch(batch)
-            self.rows += batch.num_rows
+        with naming(self._path):
+            for batch in batches:
+                if self._writer is None:
+                    self.file = self._name
+                    system, folder = _opened(self._folder)
+                    system.create_dir(f"{folder}/{TEMPORARY}", recursive=True)
+                    path = f"{folder}/{TEMPORARY}/{self._name}"
+                    self._writer = pq.ParquetWriter(path, batch.schema, filesystem=system)
+                self._writer.write_batch(batch)
+                self.rows += batch.num_rows
 
-    def close(self) -> str:
-        """The name to publish; empty if there was no row. Durable on return."""
+    def __enter__(self) -> RejectedFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        except BaseException:
+            self._drop()
+            raise
+        if kind is not None:
+            self._drop()
+
+    def _finish(self) -> None:
         if self._writer is None:
-            return ""
-        self._writer.close()
-        system, folder = _opened(self._folder)
-        if isinstance(system, fs.LocalFileSystem):  # other systems see to that themselves
-            path = Path(folder) / TEMPORARY / self.name
-            with path.open("rb") as written:
-                os.fsync(written.fileno())
-            fsync_folder(path.parent, above=3)
-        return self.name
+            return
+        with naming(self._path):
+            self._writer.close()
+            system, folder = _opened(self._folder)
+            if isinstance(system, fs.LocalFileSystem):  # other systems see to that themselves
+                path = Path(folder) / TEMPORARY / self._name
+                with path.open("rb") as written:
+                    os.fsync(written.fileno())
+                fsync_folder(path.parent, above=3)
+
+    def _drop(self) -> None:
+        """Remove the file. The folder stays: other tasks may be about to write there."""
+        if not self.file:
+            return
+        with contextlib.suppress(OSError, pa.ArrowException):
+            if self._writer is not None:
+                self._writer.close()
+        with contextlib.suppress(OSError, pa.ArrowException):
+            system, folder = _opened(self._folder)
+            system.delete_file(f"{folder}/{TEMPORARY}/{self._name}")
+
+    @property
+    def _path(self) -> str:
+        return f"{self._folder}/{TEMPORARY}/{self._name}"
 
 
 def publish(folder: str, names: Sequence[str], *, replace: bool = False) -> None:

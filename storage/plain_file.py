@@ -8,10 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 ASIDE_SUFFIX = ".part"
 """Suffix of the file that a killed process leaves; the next write of the same file replaces it."""
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Errors of the system in this context name `path`, unless they name a file. The system's calls on open files, and
+    libraries, leave that out."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error
+
+
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[None]:
+    """`path` is written in this context. If that fails, it is removed, or repeats would fill a full disk, and an error
+    of the system names it."""
+    try:
+        with naming(path):
+            yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error counts
+            path.unlink(missing_ok=True)
+        raise
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -21,7 +47,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """
     aside = path.with_name(path.name + ASIDE_SUFFIX)
     aside.unlink(missing_ok=True)
-    try:
+    with unfinished(aside):
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             rest = memoryview(data)
@@ -32,10 +58,6 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         finally:
             os.close(descriptor)
         aside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):  # it is replaced by the next write
-            aside.unlink(missing_ok=True)
-        raise
     fsync_directory(path.parent)
 
 
@@ -51,6 +73,7 @@ def fsync_directory(path: Path) -> None:
     """Bring the entries of a directory to stable storage. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

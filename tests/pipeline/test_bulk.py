@@ -152,9 +152,10 @@ def test_rows_that_cannot_be_messages_are_told_with_reasons(spark: SparkSession,
     assert sorted(reason.partition(":")[0] for reason in reasons) == ["due", "due", "payload", "payload", "topic"]
     with pytest.raises(BuildError, match="5 rows"):
         build(bad, tmp_path / "none", BuildConfig(tasks=2, on_rejected="fail"))
-    assert not list((tmp_path / "none" / "bundles").iterdir())
     with pytest.raises(ManifestError, match="not a finished build"):
         read_manifest(tmp_path / "none")
+    assert not list((tmp_path / "none").iterdir()), "a repeat, for instance on a full disk, begins with all its room"
+    assert build(bad, tmp_path / "none", BuildConfig(tasks=2)).units == 1
     with pytest.raises(SchemaError, match="column due_ms"):
         build(bad.withColumn("due_ms", f.lit("soon")), tmp_path / "wrong")
     with pytest.raises(BuildError, match="not empty"):

@@ -17,7 +17,7 @@ import pytest
 
 from tests.system_calls import PowerLoss
 from tickwheel.pipeline.cold_promote import remove_left
-from tickwheel.pipeline.cold_store import NEAR, ColdJobManifest, ColdStore, write_file
+from tickwheel.pipeline.cold_store import NEAR, ColdJobManifest, ColdStore, write_file, write_ids
 from tickwheel.pipeline.sink_rejected import TEMPORARY, RejectedFile
 
 REAL_SYNC = os.fsync
@@ -101,9 +101,9 @@ def manifest_of(near_files: list[str]) -> ColdJobManifest:
 
 def near_file(folder: Path, name: str) -> str:
     """The rows of an attempt, as a worker leaves them for the driver."""
-    file = RejectedFile(str(folder / NEAR / "job"), name)
-    file.write([ROWS])
-    return file.close()
+    with RejectedFile(str(folder / NEAR / "job"), name) as file:
+        file.write([ROWS])
+    return file.file
 
 
 @pytest.mark.parametrize("names_at_once", [False, True], ids=["names lost", "names kept"])
@@ -157,10 +157,12 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
     try:
-        with pytest.raises(OSError, match="too large"):
+        with pytest.raises(OSError, match=r"too large: .*day=2027-01-31"):
             write_file(tmp_path / "day=2027-01-31" / "job-0.parquet", bytes(100_000), aside="job@0-1")
-        with pytest.raises(OSError, match="too large"):
+        with pytest.raises(OSError, match=r"too large: .*plan\.json"):
             ColdStore(tmp_path).plan("job", 1)
+        with pytest.raises(OSError, match=r"too large: .*_ids"):
+            write_ids(ColdStore(tmp_path), manifest_of([]), 1, str)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
