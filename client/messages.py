@@ -221,17 +221,20 @@ def row_of(
             name, rule = checked_key(unique_key), rule_of(on_key_conflict, key_until_settled)
         else:
             check_no_rule(on_key_conflict, key_until_settled, "unique_key")
-    topic = checked_text("topic", topic)
-    if not _is_topic(topic):
-        raise refused("topic", topic, TOPIC_RULE)
-    payload, headers = content_of(payload, rest.get("headers"))
+    if not (type(topic) is str and _is_topic(topic)):
+        topic = checked_text("topic", topic)
+        if not _is_topic(topic):
+            raise refused("topic", topic, TOPIC_RULE)
+    headers = None
+    if rest or type(payload) is not bytes:
+        payload, headers = content_of(payload, rest.get("headers"))
     if not 0 < len(payload) <= PAYLOAD_BYTES_MAX:
         raise refused("payload", f"{len(payload)} bytes", f"1 to {PAYLOAD_BYTES_MAX} bytes")
     serialized = b""
     if rest or headers or name:
         meta = meta_of(rest.get("key", ""), rest.get("tags", ()), headers, rest.get("message_group", ""), name)
         serialized = meta.SerializeToString() if meta is not None else b""
-    return Row(topic, payload, kind, when, serialized, jitter_ms_of(jitter), name, rule)
+    return Row(topic, payload, kind, when, serialized, 0 if jitter is None else jitter_ms_of(jitter), name, rule)
 
 
 def content_of(payload: Payload, headers: Mapping[str, str] | None) -> tuple[bytes, Mapping[str, str] | None]:
@@ -255,7 +258,9 @@ def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:
     """A batch as columns if all messages have the same topic, kind of time and jitter, and all unique keys the same
     rule; otherwise as rows."""
     topics, payloads, kinds, whens, metas, jitters_ms, unique_keys, given = zip(*rows, strict=True)
-    rules = {rule for rule, unique_key in zip(given, unique_keys, strict=True) if unique_key}
+    rules: set[KeyRule] = set()
+    if any(unique_keys):
+        rules = {rule for rule, unique_key in zip(given, unique_keys, strict=True) if unique_key}
     if max(len(rules), *map(len, map(set, (topics, kinds, jitters_ms)))) > 1:
         batch = scheduler_pb2.ScheduleBatch()
         add = batch.rows.messages.add
@@ -310,6 +315,22 @@ class Receipt:
         return span_of(self.delay_ms)
 
 
+_set_id, _set_due_ms, _set_level, _set_delay_ms, _set_key_outcome = (
+    vars(Receipt)[name].__set__ for name in ("id", "due_ms", "level", "delay_ms", "key_outcome")
+)
+
+
+def _plain_receipt(id_: str, due_ms: int) -> Receipt:
+    """As `Receipt(id_, due_ms)`. The constructor of a frozen dataclass takes twice as long, for each message."""
+    receipt = object.__new__(Receipt)
+    _set_id(receipt, id_)
+    _set_due_ms(receipt, due_ms)
+    _set_level(receipt, 0)
+    _set_delay_ms(receipt, 0)
+    _set_key_outcome(receipt, KeyOutcome.FREE)
+    return receipt
+
+
 @dataclass(frozen=True, slots=True)
 class BatchReceipt:
     """A batch is on stable storage of a majority."""
@@ -348,6 +369,8 @@ def receipts_of(receipt: BatchReceipt, rows: Sequence[Row]) -> list[Receipt | Ke
     levels = receipt.levels.tolist() if receipt.levels is not None else nothing
     delays = receipt.delay_ms.tolist() if receipt.delay_ms is not None else nothing
     columns = zip(receipt.ids.tolist(), due, levels, delays, strict=True)
+    if receipt.key_outcomes is None and receipt.levels is None and receipt.delay_ms is None:
+        return [_plain_receipt(id_text(id64), due_ms) for id64, due_ms in zip(receipt.ids.tolist(), due, strict=True)]
     if receipt.key_outcomes is None:
         return [Receipt(id_text(id64), due_ms, level, delay_ms) for id64, due_ms, level, delay_ms in columns]
     return [

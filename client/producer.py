@@ -110,20 +110,24 @@ class Producer:
     async def send(self, topic: str, payload: Payload, **options: Unpack[MessageOptions]) -> asyncio.Future[Receipt]:
         """Add a message to the next batch; waits only for room. The future gets the receipt or a TickwheelError."""
         if self._tracing is None:
-            return await self._add(row_of(topic, payload, **options))
+            row = row_of(topic, payload, **options)
+            size = _size_of(row)
+            if not self._take_room(size):
+                await self._wait_for_room(size)
+            return self._add(row, size)
         span = self._tracing.sending(topic, options)
         try:
-            receipt = await self._add(row_of(topic, payload, **span.options))
+            row = row_of(topic, payload, **span.options)
+            await self._wait_for_room(_size_of(row))
+            receipt = self._add(row, _size_of(row))
         except BaseException as error:
             span.failed(error)
             raise
         span.watch(receipt)
         return receipt
 
-    async def _add(self, row: Row) -> asyncio.Future[Receipt]:
-        size = len(row.payload) + len(row.meta) + ROW_BYTES
-        if not self._take_room(size):
-            await self._wait_for_room(size)
+    def _add(self, row: Row, size: int) -> asyncio.Future[Receipt]:
+        """Add a row, for which room of this size was taken."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Receipt] = loop.create_future()
         if self._rows_bytes + size > self._batch_bytes_max:
@@ -260,8 +264,9 @@ class Producer:
             raise ClientClosed("the producer")
         if self._bytes and self._bytes + size > self._buffer_bytes_max:
             return False
+        if not self._bytes:
+            self._idle.clear()
         self._bytes += size
-        self._idle.clear()
         return True
 
     async def _wait_for_room(self, size: int) -> None:
@@ -300,6 +305,10 @@ class Producer:
 
     def _answered(self, batch: Batch) -> None:
         self._give_room(batch.bytes)
+
+
+def _size_of(row: Row) -> int:
+    return len(row.payload) + len(row.meta) + ROW_BYTES
 
 
 EXACT_MAX = 1 << 53
