@@ -188,7 +188,13 @@ class ConnectionLimiter:
 
     def end(self, caller: str) -> None:
         """A call over this connection has ended."""
-        for counts, name in ((self._calls, caller), (self._hosts, caller.rpartition(":")[0])):
-            left = counts.pop(name) - 1
-            if left:
-                counts[name] = left
+        _count_down(self._calls, caller)
+        _count_down(self._hosts, caller.rpartition(":")[0])
+
+
+def _count_down(counts: dict[str, int], name: str) -> None:
+    left = counts[name] - 1
+    if left:
+        counts[name] = left
+    else:
+        del counts[name]

@@ -55,8 +55,8 @@ KINDS = (UNDECODABLE, TOO_LARGE, UNKNOWN_CONTENT, UNKNOWN_METHOD)
 """Label values of the metric `refused_calls`."""
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
-"""Takes the response or the Failure of a call; what comes after the first is ignored."""
-DirectBehaviour = Callable[[Any, Context, Reply[Message]], None]
+"""Takes the response, which may be serialized, or the Failure of a call; what comes after the first is ignored."""
+DirectBehaviour = Callable[[Any, Context, Reply[Message | bytes]], None]
 Plain = Callable[[bytes], Any]
 
 log = logger("door")
@@ -450,8 +450,8 @@ class Door:
         read, limiter = self._reader(kind, bytes_max, plain), self._limiter
 
         def begin(data: bytes, context: Context) -> None:
-            def answer(response: Message) -> None:
-                context.answer(serialize(response))
+            def answer(response: Message | bytes) -> None:
+                context.answer(response if type(response) is bytes else serialize(response))
 
             fail = partial(refuse_call, context)
             try:

@@ -56,7 +56,7 @@ def begun(node: Node, gate: Gate, method: str, endpoint: DirectEndpoint) -> Dire
     """As `served`, for an endpoint whose calls need no task."""
     right, begin = endpoint.right, endpoint.handler
 
-    def behave(request: Any, context: Context, reply: Reply[Message]) -> None:
+    def behave(request: Any, context: Context, reply: Reply[Message | bytes]) -> None:
         begin(node, request, gate.admit(method, right, request, context), reply)
 
     return behave
