@@ -94,7 +94,9 @@ class ReadyLog:
             self._note_ticks(units["due_ms"] // self.slot_ms)
         elif first_tick != self.last_tick:
             self._note_tick(first_tick)
-        self._note_dispatch(first_due_ms // HOUR_MS, stamped_ms // HOUR_MS)
+        first_hour, stamped_hour = first_due_ms // HOUR_MS, stamped_ms // HOUR_MS
+        if not self._hours or first_hour != self._hours[-1] or self._hour_dispatched[-1] < stamped_hour:
+            self._note_dispatch(first_hour, stamped_hour)
         first = self.ids.append_one(ids) if isinstance(ids, int) else self.ids.append(ids)
         rows = np.flatnonzero(units["target_group"]) if targeted else _NONE
         if not len(rows):

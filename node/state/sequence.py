@@ -163,7 +163,8 @@ class Sequence:
     def append_one(self, record: object) -> int:
         """`append` of a single record (a tuple, if it has fields): a quarter of the cost of an array of it."""
         first = self.count
-        self._make_room(1)
+        if first - self._first >= len(self._buffer):
+            self._make_room(1)
         self._buffer[first - self._first] = record
         self._took(1)
         return first

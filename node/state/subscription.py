@@ -372,13 +372,13 @@ class Subscription:
         behind them was settled or came back: nearly every batch of a consumer that keeps up, at a tenth of the cost of
         `find` and `settle`. False: it is another batch, and nothing was done. Columns as in the log."""
         window, ready, first, count = self._window, self._ready, self._window.floor, len(ids) // 8
-        last = first + count
-        if window.end != first or last > ready.count or count > self.window_messages_max:
+        last, told = first + count, ready.ids
+        if window.end != first or last > told.count or count > self.window_messages_max:
             return False
         if self.pauses or ready.targets.last_position >= first or first < ready.first_retained:
             return False
         in_order = first.to_bytes(8, "little") if count == 1 else np.arange(first, last, dtype="<u8").tobytes()
-        if positions != in_order or attempts != _FIRST_ATTEMPT * count or ids != ready.read(first, count).tobytes():
+        if positions != in_order or attempts != _FIRST_ATTEMPT * count or ids != told.read(first, count).tobytes():
             return False
         window.settle_to(last)
         return True
@@ -672,7 +672,9 @@ class Window:
     def settle_to(self, end: int) -> None:
         """Settle the positions from the floor to below `end`. The window covers nothing, and none of them is for
         another group: over many topics nearly every settlement, and no array is needed for it."""
-        self._note_settled(end - self.floor)
+        count = end - self.floor
+        self.settled += count
+        self._backlog.add(self._group_id, self._topic_id, -count)
         self.floor = self._base = self.end = end
         if self._ready.targets.last_position >= end:
             self._advance()

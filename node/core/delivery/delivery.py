@@ -522,7 +522,7 @@ class Delivery(Part):
                     self.agenda.rest(channel.key, until_ms, paced=channel.prefetched_count < full)
                     continue
             looked.append((channel, ready_count))
-            handed = self._hand_out(group, channel, takers, ready_count, min(room, turn))
+            handed = self._hand_out(group, channel, takers, ready_count if claimed else None, min(room, turn))
             room -= handed
             turn -= handed
             self._handed += handed
@@ -548,9 +548,10 @@ class Delivery(Part):
         return waits
 
     def _hand_out(
-        self, group: GroupAgenda, channel: Channel, sessions: list[Session], ready_count: int, room: int
+        self, group: GroupAgenda, channel: Channel, sessions: list[Session], ready_count: int | None, room: int
     ) -> int:
-        """Hand out what is due in one channel, at most `room` messages, the consumers in turn. Returns how many."""
+        """Hand out what is due in one channel, at most `room` messages, the consumers in turn, and claim more
+        meanwhile. `ready_count`: of its topic, None if there is nothing to claim. Returns how many."""
         handed = 0
         idle = 0
         while idle < len(sessions) and handed < room:
@@ -569,7 +570,7 @@ class Delivery(Part):
                     break
                 handed += len(share.records)
                 self._handing.put(session, share, mixes=session.mixes)
-            if channel.wants(ready_count):
+            if ready_count is not None and channel.wants(ready_count):
                 channel.advance(sum(s.credits for s in sessions), ready_count)
                 self.fetching.flush()
             elif not channel.prefetched_count:

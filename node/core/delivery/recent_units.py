@@ -65,7 +65,7 @@ class Recent:
 
     def add(self, topic_id: int, first_position: int, units: Units) -> None:
         """Units of a topic entered its ready queue, from `first_position` on."""
-        recent, count = self.of(topic_id), len(units)
+        recent, count = self._topics.get(topic_id) or self.of(topic_id), len(units)
         recent.add(first_position, units)
         self._order.append((recent, count))
         self._count += count
