@@ -403,12 +403,12 @@ class Cluster:
         )
 
     def _unavailable(self, what: str) -> ClusterUnavailable:
-        said = "; ".join(
-            f"{address}: {self.why(self._faults[address])}"
-            if address in self._faults
-            else f"{address}: answers, and knows no master"
-            for address in self._addresses
-        )
+        by_reason: dict[str, list[str]] = {}
+        for address in self._addresses:
+            fault = self._faults.get(address)
+            why = "answers, and knows no master" if fault is None else self.why(fault)
+            by_reason.setdefault(why, []).append(address)
+        said = "; ".join(f"{', '.join(addresses)}: {why}" for why, addresses in by_reason.items())
         return ClusterUnavailable(f"{what}: {said}", "NO_MASTER")
 
     def with_faults(self, text: str) -> str:

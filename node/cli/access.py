@@ -151,6 +151,8 @@ def grant_from(text: str) -> Grant:
             raise typer.BadParameter(f"{text}: {name} is not one of {', '.join(RIGHTS)}")
         rights.append(Right(name))
     topics, groups = (tuple(filter(None, part.split(","))) for part in [*patterns, ""][:2])
+    if Right.CONSUME in rights and not groups:
+        raise typer.BadParameter(f"{text}: consume needs patterns for groups, too, as consume:pay-*:billing")
     return Grant(tuple(rights), topics, groups)
 
 
@@ -186,11 +188,10 @@ def whoami() -> None:
     shows = "known by nothing: neither certificate nor token" if caller.by is KnownBy.NONE else f"known by {caller.by}"
     out.print(f"{caller.name or 'nobody'}, {shows}; rights are {'on' if caller.rights else 'off'}")
     if caller.unrestricted:
-        out.print(
-            "may do everything"
-            if caller.rights
-            else "may do what the role of its certificate allows; without TLS everybody may do everything"
-        )
+        by_role = "what the role of its certificate allows"
+        if caller.by is KnownBy.NONE:
+            by_role = "everything without TLS, with TLS what a client may"
+        out.print(f"may do {'everything' if caller.rights else by_role}")
     for grant in caller.grants:
         out.print(_grants([grant]))
     if caller.grants_left_out:

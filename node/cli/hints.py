@@ -54,6 +54,7 @@ HINTS: Mapping[str, str] = {
     "INTERNAL": _STATUS,
     # What this program finds out itself
     "BACKUP": "`tickwheel backup --help` and docs/DEPLOY.md, Backup and restore, say what a backup needs",
+    "CERTS": "`tickwheel certs --help` shows how to take another directory, or to replace what is there",
     "CONFIG": "`tickwheel config reference` explains every field",
     "CONTEXT": "`tickwheel context list` shows the contexts, `tickwheel context --help` what to do with them",
     "DATA": _DATA,
@@ -99,6 +100,8 @@ def hint_for(reason: str, metadata: Mapping[str, str]) -> str:
         return _BY_FIELD[metadata["field"]]
     if of_access(metadata):
         return _OF_ACCESS
+    if reason == "WRONG_STATE" and metadata.get("field") == "rights":
+        return "`tickwheel user set NAME --role administrator` makes one, `tickwheel user token NAME` its token"
     if reason == "NODE_ENDED":
         return HINTS[reason].replace("ID", metadata.get("node_id", "ID"))
     return HINTS.get(reason, _HELP)

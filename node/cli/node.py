@@ -126,7 +126,7 @@ def certs(
         if isinstance(error, OSError):
             place = f"{error.filename}: " if error.filename not in (None, str(out)) else ""
             why = f"{place}{error.strerror}"
-        fail(f"certificates cannot be made in {out}: {why}", "SYSTEM", {})
+        fail(f"certificates cannot be made in {out}: {why}", "CERTS" if isinstance(error, ValueError) else "SYSTEM", {})
         raise typer.Exit(1) from None
     paths = [out / "ca.crt", *written]
     if as_json:

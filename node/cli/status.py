@@ -23,6 +23,7 @@ from tickwheel.client import (
     PeerStatus,
     ServerInfo,
 )
+from tickwheel.client.cluster import REFUSALS
 from tickwheel.client.errors import ClusterUnavailable, Fault, PermissionRefused, TickwheelError, error_of
 from tickwheel.client.moments import MILLISECOND
 from tickwheel.node.cli.options import Asked, Commands
@@ -125,7 +126,8 @@ def _cold(cold: ColdStatus) -> str:
 
 def _column_of(status: NodeStatus | Fault, peers: dict[str, PeerStatus], why: Callable[[Fault], str]) -> list[str]:
     if isinstance(status, Fault):
-        return ["", "[red]no answer[/]", "", escape(why(status)), *[""] * (len(ROWS) - len(SERVER_ROWS) - 4)]
+        role = "refused" if status.reason in REFUSALS else "no answer"
+        return ["", f"[red]{role}[/]", "", escape(why(status)), *[""] * (len(ROWS) - len(SERVER_ROWS) - 4)]
     master = status.role is NodeRole.MASTER
     peer = peers.get(status.node_id)
     return [

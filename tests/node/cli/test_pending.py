@@ -145,7 +145,7 @@ def test_answers_say_what_is_so(run: Run) -> None:
     assert led.code == 1 and "n1 is the master already" in led.err
     assert run("whoami").out.splitlines() == [
         "nobody, known by nothing: neither certificate nor token; rights are off",
-        "may do what the role of its certificate allows; without TLS everybody may do everything",
+        "may do everything without TLS, with TLS what a client may",
     ]
     assert run("trace", "0-5-5").out.splitlines()[0] == "0-5-5: unknown, or no longer known; no notes exist"
 

@@ -112,6 +112,8 @@ def test_wrong_places(arguments: list[str], code: int, capsys: pytest.CaptureFix
         (["schedules", "put", "n", "t", "x", "--every", "1h", "--header", "z"], "--header: 'z': NAME=VALUE"),
         (["pending", "histogram", "--by", "year"], "--by: 'year': second, minute, hour or auto"),
         (["context", "add", "c", "-a", "nohost"], "addresses: 'nohost': host:port, a port from 1 to 65535"),
+        (["list", "-a", "127.0.0.1:1,127.0.0.1:2"], "127.0.0.1:1, 127.0.0.1:2: connection refused"),
+        (["role", "set", "r", "--allow", "consume:pay-*"], "consume:pay-*: consume needs patterns for groups, too"),
         (["disk", "-a", "127.0.0.1:1"], "127.0.0.1:1: connection refused: no node listens there"),
         (["status", "-a", "host:99999"], "addresses: 'host:99999': host:port, a port from 1 to 65535"),
         (["certs", "--out", ""], "'--out': '': the path of a file or directory"),
