@@ -126,13 +126,13 @@ class Watch:
 
     async def listen(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events: what is kept for the charts, then each picture, until the watch is closed. A slow page
-        misses some."""
+        misses some, and none gets one from before a rest: it could be of yesterday."""
         self._listeners += 1
         try:
+            seen = 0 if self._task is not None else self._number
             self._want()
             history = json.dumps(list(self._history), separators=(",", ":"))
             yield f"event: history\ndata: {history}\n\n".encode()
-            seen = 0
             while not self._closed:
                 if seen == self._number:
                     await self._fresh.wait()

@@ -235,6 +235,10 @@ def demo(
         out.print(table("", ("", ""), [(name.replace("_", " "), value) for name, value in report.items()]))
         if good:
             out.print("Nothing lost, nothing early.", style="bold green")
+            if tally.duplicates:
+                repeated = "message came" if tally.duplicates == 1 else "messages came"
+                said = f"{tally.duplicates:,} {repeated} again: the killed master had just handed them out"
+                out.print(f"{said} (docs/PROMISES.md, P5).", style="dim", soft_wrap=True)
         else:
             out.print("FAILED", style="bold red")
     if not good:

@@ -29,6 +29,35 @@ async def test_a_watch_sleeps_and_wakes_as_one(monkeypatch: pytest.MonkeyPatch) 
             assert running.done() and watch._task is None and tasks_of(watch) == 0
 
 
+async def test_a_page_after_a_rest_gets_no_old_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would show nodes that have died since as alive, until they have not answered in time."""
+    monkeypatch.setattr(watching, "IDLE_S", 0.0)
+    async with AsyncClient("127.0.0.1:1", timeout_s=0.1) as client:
+        watch = Watch(client)
+        await watch.picture()
+        running = watch._task
+        assert running is not None
+        await asyncio.wait({running}, timeout=20)
+        looking, go_on, look = asyncio.Event(), asyncio.Event(), watch._look
+
+        async def slow() -> None:
+            looking.set()
+            await go_on.wait()
+            await look()
+
+        monkeypatch.setattr(watch, "_look", slow)
+        pictures = watch.listen()
+        assert (await anext(pictures)).startswith(b"event: history")
+        showing = asyncio.ensure_future(anext(pictures))
+        await looking.wait()
+        await asyncio.sleep(0)
+        assert not showing.done()
+        go_on.set()
+        assert (await showing).startswith(b"event: picture")
+        await pictures.aclose()
+        await watch.close()
+
+
 async def test_a_mistake_in_one_look_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
