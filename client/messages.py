@@ -109,7 +109,7 @@ def when_of(
     if delay_ms is not None:
         return KIND_DELAY, _number("delay_ms", delay_ms, 0, 1 << 50)
     if delay is not None:
-        return KIND_DELAY, _number("delay", span_ms_of("delay", delay), 0, 1 << 50)
+        return KIND_DELAY, _span("delay", delay, 1 << 50, "0 or longer")
     if at is not None:
         return KIND_DUE, ms_of("at", at)
     return KIND_LEVEL, _number("level", level, 0, (1 << 32) - 1)
@@ -121,6 +121,14 @@ def _number(field: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise refused(field, value, f"a whole number from {least} to {most}")
     return int(value)
+
+
+def _span(field: str, span: timedelta, ms_max: int, limit: str) -> int:
+    """In milliseconds. `limit` says what is allowed; the caller gave no milliseconds."""
+    ms = span_ms_of(field, span)
+    if not 0 <= ms <= ms_max:
+        raise refused(field, span, limit)
+    return ms
 
 
 def meta_of(
@@ -251,7 +259,7 @@ def jitter_ms_of(jitter: timedelta | None) -> int:
     """The jitter window in milliseconds; 0 for none. Raises RequestRefused out of bounds."""
     if jitter is None:
         return 0
-    return _number("jitter", span_ms_of("jitter", jitter), 0, JITTER_MS_MAX)
+    return _span("jitter", jitter, JITTER_MS_MAX, f"0 to {JITTER_MS_MAX // 3_600_000} hours")
 
 
 def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:

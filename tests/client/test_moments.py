@@ -124,6 +124,20 @@ def test_a_wrong_time_is_refused_with_its_argument(wrong: dict[str, Any], field:
     assert caught.value.field == field and caught.value.limit
 
 
+@pytest.mark.parametrize(
+    ("wrong", "limit"),
+    [
+        ({"delay": timedelta(seconds=-1)}, "0 or longer"),
+        ({"delay_ms": 0, "jitter": timedelta(days=2)}, "0 to 24 hours"),
+    ],
+)
+def test_a_span_out_of_bounds_is_told_without_milliseconds(wrong: dict[str, Any], limit: str) -> None:
+    """The caller gave none, in Python and over HTTP."""
+    with Client("127.0.0.1:9") as client, pytest.raises(RequestRefused) as caught:
+        client.schedule("t", b"x", **wrong)
+    assert caught.value.limit == limit and "000" not in caught.value.value
+
+
 def test_bounds_are_given_once() -> None:
     """As datetimes or as milliseconds; a selection shows both."""
     assert range_ms(AWARE, None, 0, 9) == (AWARE_MS, 9)
