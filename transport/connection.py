@@ -365,8 +365,10 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out, self._out_bytes = self._out, [], 0
-        if out and self.transport is not None and self.closing_s is None:
-            self.transport.write(b"".join(out) if len(out) > 1 else out[0])
+        transport = self.transport
+        # One that has failed and has not told of it yet would log a warning for each write.
+        if out and transport is not None and self.closing_s is None and not transport.is_closing():
+            transport.write(b"".join(out) if len(out) > 1 else out[0])
 
     def _reply(self, data: bytes) -> None:
         """Write what the peer demanded. A peer that demands and does not read is cut off."""

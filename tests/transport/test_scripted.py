@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -97,6 +99,25 @@ def echo(channel: Channel, **more: Any) -> Any:
 def nothing_is_left(channel: Channel) -> None:
     for connection in channel._connections:
         assert not connection.streams and not connection.unread_bytes and not connection._waiting
+
+
+async def test_a_connection_that_breaks_under_a_large_request_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio warned of each further write, once for every 256 KiB that were still to be sent."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        async with opened(f"127.0.0.1:{server.getsockname()[1]}") as channel:
+            first = asyncio.ensure_future(failure(echo(channel)))
+            ours, _ = await loop.sock_accept(server)
+            wide = wire.settings({wire.INITIAL_WINDOW_SIZE: 1 << 30})
+            await loop.sock_sendall(ours, wide + wire.window_update(0, 1 << 30))
+            await until(lambda: any(connection.send_window > 1 << 29 for connection in channel._connections))
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            ours.close()  # a reset, which the channel has not heard of when it goes on writing
+            call = of(channel, "unary_unary", "Echo")(bytes(24 << 20))
+            assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
+            await first
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,9 @@ class Wire:
         assert not self.aborted
         self.written += data
 
+    def is_closing(self) -> bool:
+        return self.closed
+
     def close(self) -> None:
         self.closed = True
 
