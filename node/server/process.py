@@ -137,8 +137,8 @@ class NodeProcess:
             house.ticked()
             return wants_ns
 
-        reads = ThreadExecutor("read", READ_THREADS, loop, self._failed, wake)
-        syncs = ThreadExecutor("sync", SYNC_THREADS, loop, self._failed, wake)
+        reads = self._executor("read", READ_THREADS, loop, wake)
+        syncs = self._executor("sync", SYNC_THREADS, loop, wake)
         network = GrpcNetwork(
             config.node.id,
             config.cluster.id,
@@ -245,6 +245,15 @@ class NodeProcess:
             text = f"{error}; free space there and start the node again"
             return StartError(f"node.data_dir: {where}: {text}", EXIT_FAILED)
         return StartError(f"the data in {where} cannot be used: {error}", EXIT_DATA)
+
+    def _executor(
+        self, name: str, threads: int, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]
+    ) -> ThreadExecutor:
+        try:
+            return ThreadExecutor(name, threads, loop, self._failed, wake)
+        except RuntimeError as error:  # so Python tells that the system gave no thread
+            limits = "of the service (TasksMax), the container (pids) or the user (ulimit -u)"
+            raise StartError(f"{error}: raise the limit of processes {limits}", EXIT_FAILED) from None
 
     def _make_host(self, ports: Ports, disk_uuid: str, source: CheckpointSource) -> NodeHost:
         config = self._config

@@ -77,6 +77,20 @@ def test_a_node_without_proc_is_told_why_it_does_not_start(tmp_path: Path, monke
         process.NodeProcess(config)
 
 
+async def test_a_node_that_gets_no_thread_says_what_to_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with a traceback, as in a container with few processes."""
+    config = read_config(None, {}, {"cluster.id": "c", "node.id": "n", "node.data_dir": str(tmp_path / "data")})
+    node = process.NodeProcess(config)
+    no_thread = Mock(side_effect=RuntimeError("can't start new thread"))
+    with (
+        monkeypatch.context() as limited,
+        pytest.raises(process.StartError, match=r"raise .*TasksMax") as caught,
+    ):
+        limited.setattr(threading.Thread, "start", no_thread)
+        node._executor("read", 1, asyncio.get_running_loop(), lambda: None)
+    assert caught.value.code == process.EXIT_FAILED
+
+
 def test_a_full_disk_at_the_start_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is restarted on a full disk starts by itself once there is room, as a running one goes on by itself.
     It ended with the code for data that cannot be used, after which its service does not start it again."""
