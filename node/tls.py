@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import os
 import ssl
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -69,6 +70,10 @@ def is_member_certificate(auth_context: Mapping[str, Iterable[bytes]], node_id: 
     return NODE_UNIT in identity.units and identity.common_name == node_id
 
 
+FILE_BYTES_MAX = 1 << 20
+"""The largest file of certificates that is read."""
+
+
 @dataclass(frozen=True, slots=True)
 class PortFiles:
     """The contents of the key, certificate and authority files of one port."""
@@ -76,6 +81,19 @@ class PortFiles:
     key: bytes
     certificate: bytes
     authority: bytes
+
+
+def _content(path: str) -> bytes:
+    """The bytes of a file, at most one more than FILE_BYTES_MAX. A running node reads its files again: it must neither
+    wait for the writer of a pipe, nor read a device without end. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", path)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
 
 
 def _read_port(config: NodeConfig, name: str, problems: list[Problem]) -> PortFiles | None:
@@ -88,12 +106,14 @@ def _read_port(config: NodeConfig, name: str, problems: list[Problem]) -> PortFi
         if not path:
             continue
         try:
-            contents[part] = Path(path).read_bytes()
+            contents[part] = _content(path)
         except OSError as error:
             problems.append(Problem(f"tls.{field}", path, f"cannot be read: {error.strerror}"))
             continue
         if not contents[part]:  # not the same as no file: that would turn TLS off, or the check of callers
             problems.append(Problem(f"tls.{field}", path, "is empty"))
+        elif len(contents[part]) > FILE_BYTES_MAX:
+            problems.append(Problem(f"tls.{field}", path, f"is larger than {FILE_BYTES_MAX:,} bytes"))
     if not contents["cert"] or len(problems) > found_before:
         return None
     files = PortFiles(contents["key"], contents["cert"], contents["ca"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -172,6 +173,25 @@ def test_bad_new_files_leave_the_old_ones_and_are_told(renewed: tuple[Path, Path
     replace(used, new)
     (line,) = tls.reload()
     assert line.level == "info" and tls.current is not before and not tls.reason()
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "large"])
+def test_a_file_without_end_is_not_waited_for(renewed: tuple[Path, Path], what: str) -> None:
+    """The loop reads the files again: the node stood still, or took all memory."""
+    used, _ = renewed
+    tls = Certificates(configured(used))
+    before, path = tls.current, used / "n1.crt"
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 30)
+    tls.reload()
+    reason = "is larger than 1,048,576 bytes" if what == "large" else "cannot be read: no regular file"
+    assert tls.current is before and reason in tls.reason()
 
 
 def test_the_end_of_a_certificate_is_a_metric_and_a_warning_a_month_ahead(tmp_path: Path) -> None:
