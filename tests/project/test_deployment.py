@@ -161,6 +161,7 @@ def test_the_chart_renders_what_kubernetes_and_nodes_take(values: dict[str, Any]
         ({"tls": {"certManager": {"enabled": True}}}, "name an issuer"),
         ({"tls": {"enabled": False}}, "allowPlaintext"),
         (ISSUED | {"foundingReplicas": 5}, "at most replicas"),
+        (ISSUED | {"preStopSeconds": 30, "terminationGracePeriodSeconds": 40}, "preStopSeconds + 15"),
         (ISSUED | {"replica": 5}, "replica"),
         (ISSUED | {"antiAffinity": "some"}, "antiAffinity"),
     ],

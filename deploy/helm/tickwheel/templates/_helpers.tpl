@@ -40,6 +40,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if gt (int .Values.foundingReplicas) (int .Values.replicas) -}}
 {{- fail "foundingReplicas: at most replicas: a cluster is founded once all of them are up" -}}
 {{- end -}}
+{{- if lt (int .Values.terminationGracePeriodSeconds) (int (add .Values.preStopSeconds 15)) -}}
+{{- fail "terminationGracePeriodSeconds: at least preStopSeconds + 15: it counts from the beginning of preStop, and a node needs up to 10 s to hand over and end" -}}
+{{- end -}}
 {{- if .Values.tls.enabled -}}
 {{- if and (not .Values.tls.certManager.enabled) (not .Values.tls.secretPrefix) -}}
 {{- fail "tls: set tls.certManager.enabled with an issuer, or tls.secretPrefix; or tls.enabled=false with tls.allowPlaintext=true" -}}
