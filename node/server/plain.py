@@ -19,8 +19,8 @@ NAMES_KEPT = 1_024
 """Names of topics that were found valid, and names of senders."""
 SHORT = 0x7F
 """The most that one byte holds of a number on the wire. Names that are longer are not read here."""
-_SHIFT_MAX = 49
-"""Of the last byte of a number. Longer ones are left to protobuf: they may be negative, or have surplus bits."""
+_SHIFTS = range(0, 56, 7)
+"""Of the bytes of a number. Longer ones are left to protobuf: they may be negative, have surplus bits, or no end."""
 
 _MESSAGE, _TOPIC, _PAYLOAD, _SEQUENCE, _ROWS = b"\x0a\x0a\x12\x10\x1a"
 """ScheduleRequest.message, and alike RowBatch.messages; Message.topic, .payload; ScheduleBatch.sequence, .rows: each as
@@ -107,14 +107,14 @@ def _longer(first: int, data: bytes, at: int) -> tuple[int, int]:
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
     """A number and the place behind it."""
-    number = shift = 0
-    while data[at] > SHORT:
-        number |= (data[at] & SHORT) << shift
-        shift += 7
+    number = 0
+    for shift in _SHIFTS:
+        byte = data[at]
         at += 1
-    if shift > _SHIFT_MAX:
-        raise _OtherwiseError
-    return number | data[at] << shift, at + 1
+        if byte <= SHORT:
+            return number | byte << shift, at
+        number |= (byte & SHORT) << shift
+    raise _OtherwiseError
 
 
 def _topic(name: bytes) -> str:

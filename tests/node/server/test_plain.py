@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -9,6 +10,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.counting import lines_of
 from tests.node.core.trio import World
 from tickwheel.node.core.promise import UNHEARD
 from tickwheel.node.core.schedule.intake import Row, row_of
@@ -151,6 +153,14 @@ def test_a_row_that_is_too_large_is_refused_as_its_request() -> None:
             schedule(node, asked, EVERYBODY, UNHEARD)
         refusals.append(raised.value.failure)
     assert refusals[0] == refusals[1] and refusals[0].metadata["field"] == "payload[0]"
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_numbers_without_an_end_cost_nothing(kind: Any) -> None:
+    """At whatever place one stands."""
+    data = request(kind, "t", bytes(200), ("due_ms", NOW_MS), "me", 300)[0].SerializeToString(deterministic=True)
+    for place in range(len(data)):
+        assert lines_of(partial(MAKERS[kind][0], data[:place] + b"\xff" * 40_000)) <= 200
 
 
 def test_few_names_are_kept() -> None:
