@@ -70,7 +70,9 @@ def dead_show(group: Group, number: Annotated[int, typer.Argument(help="Number, 
         return
     for name in ("first_due_ms", "died_ms"):
         letter[name.removesuffix("_ms")] = time_text(letter.pop(name))
-    print_table("", ("field", "value"), [(name, escape(str(value))) for name, value in letter.items()])
+    unsaid: tuple[object, ...] = ("", (), {}, None)
+    said = [(name, value) for name, value in letter.items() if value not in unsaid and value is not False]
+    print_table("", ("field", "value"), [(name, escape(str(value))) for name, value in said])
 
 
 @dead_group.command("replay")

@@ -148,6 +148,11 @@ def test_answers_say_what_is_so(run: Run) -> None:
         "may do everything without TLS, with TLS what a client may",
     ]
     assert run("trace", "0-5-5").out.splitlines()[0] == "0-5-5: unknown, or no longer known; no notes exist"
+    run("schedule", "fatal", "x", "--delay", "0ms")
+    run("consume", "fatal", "--group", "g", "-n", "1", "--dead", "--reason", "bad")
+    shown = run("dead", "show", "g", "0").out
+    assert "declared_dead" in shown and "number" in shown
+    assert "tags" not in shown and "headers" not in shown and "payload_missing" not in shown
 
 
 STEPS = ("scheduled", "committed", "dispatched", "delivered", "settled")
