@@ -218,10 +218,10 @@ class Background:
 
         def answered(_: object, error: BaseException | None) -> None:
             if error is not None:
-                mends = self._damaged(error)
+                repairs = self._damaged(error)
                 if isinstance(error, DiskError) and ids is not None and self._wheel.holdings.removed(ids()).any():
                     error = RemovedError(REMOVED)
-                elif isinstance(error, CorruptSegmentError) and not mends and not of_records:
+                elif isinstance(error, CorruptSegmentError) and not repairs and not of_records:
                     self._lost(error)
             ended(error)
 

@@ -20,11 +20,27 @@ from tickwheel.node.metrics import TimeCounts
 T = TypeVar("T")
 
 
+STEP_BACK_NS = 10_000_000
+"""Readings of several threads may reach `BootClock` in another order than they were taken, but by less than this."""
+
+
 class BootClock:
-    """CLOCK_BOOTTIME, which counts while the machine sleeps, and the machine's wall clock."""
+    """CLOCK_BOOTTIME, which counts while the machine sleeps, and the machine's wall clock.
+
+    A kernel or hypervisor at fault may set CLOCK_BOOTTIME back. The reading then goes on from where it was: ages and
+    time-outs are never negative, and nothing waits until the clock has caught up.
+    """
+
+    def __init__(self) -> None:
+        self._read_ns = 0
+        self._ahead_ns = 0
 
     def monotonic_ns(self) -> int:
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        read_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        if read_ns < self._read_ns - STEP_BACK_NS:
+            self._ahead_ns += self._read_ns - read_ns
+        self._read_ns = read_ns
+        return read_ns + self._ahead_ns
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
