@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tickwheel.node.config import NodeConfig
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.kernel import not_current
 from tickwheel.node.core.world import Ports
 from tickwheel.node.failure import Failure
 from tickwheel.node.server.access import Access
@@ -68,6 +69,12 @@ class ClientPort:
             Backups(calls, ports.disk, ports.executor),
             tls=tls,
         )
-        gate = Gate(callers, lambda: current().state, self.node.audit, _admitted if limiter is None else limiter.admit)
+        gate = Gate(
+            callers,
+            lambda: current().state,
+            self.node.audit,
+            _admitted if limiter is None else limiter.admit,
+            lambda: not_current(current()),
+        )
         self.health = HealthReporter()
         self.server = client_server(config.limits, self.node, gate, self.health, refusals, limiter)

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 
-from tickwheel.node.failure import Failure, RequestError, limit_reached
+from tickwheel.node.failure import Failure, RequestError, limit_reached, refuse
 from tickwheel.node.server.audit import REQUEST_LENGTH_MAX, AuditLog
 from tickwheel.node.server.callers import Caller, Callers
 from tickwheel.node.server.door import Requests
@@ -35,30 +35,43 @@ class Gate:
         state: Callable[[], StateView],
         audit: AuditLog,
         connect: Callable[[str, str, int], Failure | None],
+        outdated: Callable[[], Failure | None],
     ) -> None:
-        """`connect(user, caller, connections_max)`: the refusal if the user's quota allows no further connection."""
+        """`connect(user, caller, connections_max)`: the refusal if the user's quota allows no further connection.
+        `outdated`: why another node may know of changes that this one does not; None: this one surely leads."""
         self._callers = callers
         self._state = state
         self._audit = audit
         self._connect = connect
+        self._outdated = outdated
         self._open: Counter[str] = Counter()
         """Number of open streams, by user."""
 
-    def admit(self, method: str, right: Right, request: Any, context: Context) -> Caller:
-        """The caller. Raises RequestError if it is unknown, lacks the right, or has too many connections."""
+    def admit(self, method: str, right: Right, request: Any, context: Context, *, master: bool) -> Caller:
+        """The caller. Raises RequestError if it is unknown, lacks the right, or has too many connections.
+
+        `master`: the method is the master's. Then another node refuses for that alone: a right that was given a moment
+        ago, or while this node was away, is not known here yet.
+        """
         try:
             found = self._callers.of(context, right.needed)
         except RequestError as error:
+            self._pass_on(master)
             raise self._refused(method, right, "", "none", request, context, error.failure) from None
         if not found.free:
             refusal = right.check(found, None if isinstance(request, Requests) else request, self._state())
             if refusal is not None:
+                self._pass_on(master)
                 raise self._refused(method, right, found.name, found.by, request, context, refusal)
             connections_max = found.quotas.connections_max
             full = self._connect(found.name, context.peer(), connections_max) if connections_max else None
             if full is not None:
                 raise RequestError(full)
         return found
+
+    def _pass_on(self, master: bool) -> None:
+        if master and self._callers.enforced:
+            refuse(self._outdated())
 
     def take_place(self, caller: Caller) -> str:
         """Count one more open stream of the caller's user, for `give_back`; empty: not counted. Raises RequestError if

@@ -49,7 +49,7 @@ from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.server.plain import request_of
-from tickwheel.node.server.schedule_stream import ScheduleStreams, may_replace, receipt_of, state_caller
+from tickwheel.node.server.schedule_stream import ScheduleStreams, may_replace, read_batch, receipt_of, state_caller
 from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult
@@ -186,11 +186,7 @@ def schedule(
     if row is not None:
         _schedule_row(node, row, placed, caller, reply.fail)
         return
-    try:
-        batch = from_message(whole, settings)
-    except RequestError as error:
-        told = core.parts.senders.told(Sender(whole.producer_id, whole.sequence), error.failure)
-        raise RequestError(told) from None
+    batch = read_batch(core, from_message, whole, caller)
     refuse(may_replace(batch, caller))
     state_caller(batch, caller, whole.producer_owner)
 
@@ -231,11 +227,7 @@ def _schedule_row(
 
 async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller: Caller) -> scheduler_pb2.BatchReceipt:
     core = node.core
-    try:
-        batch = from_batch(request, core.state.settings)
-    except RequestError as error:
-        told = core.parts.senders.told(Sender(request.producer_id, request.sequence), error.failure)
-        raise RequestError(told) from None
+    batch = read_batch(core, from_batch, request, caller)
     refuse(caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller))
     state_caller(batch, caller, request.producer_owner)
     outcome: BatchOutcome = await node.calls.ask(lambda core, reply: core.parts.publisher.schedule(batch, reply))

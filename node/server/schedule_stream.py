@@ -13,23 +13,27 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.kernel import not_current
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, KIND_LEVEL, IncomingBatch, Row, from_batch, row_of
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.publisher import ROWS, BatchOutcome
-from tickwheel.node.failure import Failure, RequestError
+from tickwheel.node.failure import Failure, RequestError, refuse
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.door import RefusedRequestError
 from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.server.plain import batch_of
 from tickwheel.node.state.producers import Sender
+from tickwheel.node.state.settings import BOUNDS, Settings
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_SCHEDULE
 from tickwheel.transport.server import ServerStream as Context
@@ -39,6 +43,10 @@ ROWS_A_BATCH = 16
 messages under way than others have batches."""
 ROW_BYTES = 4 << 10
 """Size of a small message. A larger one counts as several, in proportion to its size, but at most as a whole batch."""
+
+WIDEST = Settings(batch_messages_max=BOUNDS["batch_messages_max"][1], payload_bytes_max=BOUNDS["payload_bytes_max"][1])
+"""Limits that hold a batch whatever the settings were when it was accepted."""
+R = TypeVar("R", scheduler_pb2.ScheduleRequest, scheduler_pb2.ScheduleBatch)
 
 _LITTLE_4, _LITTLE_8 = struct.Struct("<I"), struct.Struct("<Q")
 _ID = struct.Struct("<2sQ").pack
@@ -92,6 +100,41 @@ def state_caller(batch: IncomingBatch, caller: Caller, producer_owner: str) -> N
     batch.actor = caller.actor
     batch.connection = caller.connection
     batch.owner = owner_of(caller.name, producer_owner)
+
+
+def read_batch(
+    core: NodeCore, read: Callable[[R, Settings], IncomingBatch], request: R, caller: Caller
+) -> IncomingBatch:
+    """The batch of a request. Raises RequestError: it is invalid, or beyond the limits that hold now.
+
+    Limits change. A node that does not surely lead may know earlier ones: it leaves the refusal to the master. A batch
+    that was accepted under wider limits is returned, for the publisher to give its receipt again.
+    """
+    try:
+        return read(request, core.state.settings)
+    except RequestError as error:
+        refuse(not_current(core))
+        accepted = _accepted_before(core, read, request, caller)
+        if accepted is not None:
+            return accepted
+        told = core.parts.senders.told(Sender(request.producer_id, request.sequence), error.failure)
+        raise RequestError(told) from None
+
+
+def _accepted_before(
+    core: NodeCore, read: Callable[[R, Settings], IncomingBatch], request: R, caller: Caller
+) -> IncomingBatch | None:
+    """The batch of a repeat; None: it is none, or the caller has no right to it."""
+    if not request.producer_id:
+        return None
+    try:
+        batch = read(request, WIDEST)
+    except RequestError:
+        return None
+    if caller.topics(RIGHT_SCHEDULE, batch.topics) is not None:
+        return None
+    state_caller(batch, caller, request.producer_owner)
+    return None if core.parts.senders.known(batch.sender, batch.count) is None else batch
 
 
 class Batches(Protocol):
@@ -255,13 +298,13 @@ class ScheduleStreams:
     def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, caller: Caller) -> None:
         sequence, place = request.sequence, line.take_place()
         try:
-            batch = from_batch(request, self._calls.core.state.settings)
+            batch = read_batch(self._calls.core, from_batch, request, caller)
         except RequestError as error:
-            self._refuse(request, error.failure, place, line)
+            line.fill(place, _refusal(sequence, error.failure))
             return
         refusal = caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller)
         if refusal is not None:
-            line.fill(place, _refusal(sequence, refusal))
+            line.fill(place, _refusal(sequence, not_current(self._calls.core) or refusal))
             return
         state_caller(batch, caller, request.producer_owner)
 
@@ -286,7 +329,7 @@ class ScheduleStreams:
         free = caller.free
         refusal = None if free else caller.topic(RIGHT_SCHEDULE, row.topic)
         if refusal is not None:
-            fail(refusal)
+            fail(not_current(self._calls.core) or refusal)
             return
         calls, client, actor = self._calls, caller.name or row.client_name, "" if free else caller.name
         whom = RowCaller(placed, fail, caller.connection)

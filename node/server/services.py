@@ -21,7 +21,7 @@ from tickwheel.node.core.promise import Reply
 from tickwheel.node.server.bounds import request_bytes_max
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.door import Behaviour, DirectBehaviour, Door
-from tickwheel.node.server.endpoints import SERVICES, AwaitedEndpoint, DirectEndpoint
+from tickwheel.node.server.endpoints import SERVICES, AwaitedEndpoint, DirectEndpoint, Needs
 from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
@@ -35,13 +35,13 @@ SERVED = (*SERVICES, HEALTH.services_by_name["Health"].full_name, reflection.SER
 
 def served(node: Node, gate: Gate, method: str, endpoint: AwaitedEndpoint, *, stream: bool) -> Behaviour:
     """The behaviour of one endpoint behind the door."""
-    right, serve = endpoint.right, endpoint.serve
+    right, serve, master = endpoint.right, endpoint.serve, endpoint.needs is not Needs.ANY_NODE
 
     async def unary(request: Any, context: Context) -> Any:
-        return await serve(node, request, gate.admit(method, right, request, context), context)
+        return await serve(node, request, gate.admit(method, right, request, context, master=master), context)
 
     async def watched(request: Any, context: Context) -> Any:
-        caller = gate.admit(method, right, request, context)
+        caller = gate.admit(method, right, request, context, master=master)
         place = gate.take_place(caller) if stream else ""
         try:
             answer = serve(node, request, caller, context)
@@ -57,7 +57,7 @@ def begun(node: Node, gate: Gate, method: str, endpoint: DirectEndpoint) -> Dire
     right, begin = endpoint.right, endpoint.handler
 
     def behave(request: Any, context: Context, reply: Reply[Message | bytes]) -> None:
-        begin(node, request, gate.admit(method, right, request, context), reply)
+        begin(node, request, gate.admit(method, right, request, context, master=True), reply)
 
     return behave
 

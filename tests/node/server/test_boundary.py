@@ -200,7 +200,7 @@ async def test_a_bug_in_any_method_of_the_core_ends_its_call() -> None:
         Backups(calls, cast(Any, None), cast(Any, None)),
         tls=False,
     )
-    gate = Gate(callers, lambda: cast(Any, node.state), audit, cast(Any, None))
+    gate = Gate(callers, lambda: cast(Any, node.state), audit, cast(Any, None), lambda: None)
     server = client_server(limits, served, gate, HealthReporter(), Counter())
     async with reached(server) as channel:
         for path, method in METHODS.items():
