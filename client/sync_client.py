@@ -201,6 +201,7 @@ class SyncAdmin(Blocking[AdminClient]):
     know_all = waiting(AdminClient.know_all)
     trace = waiting(AdminClient.trace)
     statuses = waiting(AdminClient.statuses)
+    status = waiting(AdminClient.status)
     server_infos = waiting(AdminClient.server_infos)
     master_status = waiting(AdminClient.master_status)
     transfer = waiting(AdminClient.transfer)
