@@ -9,7 +9,7 @@ To add a kind of clients: write an `AskingClients` in a new module, and name it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Protocol
 
@@ -96,6 +96,11 @@ class Wires:
         """The machine for a number that a client increases when one does not answer."""
         machines = self._stage.machines
         return machines[target % len(machines)]
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        """The machines now, newcomers included."""
+        return self._stage.machines
 
     @property
     def machine_count(self) -> int:

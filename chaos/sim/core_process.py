@@ -9,12 +9,14 @@ import google_crc32c
 import numpy as np
 
 from tickwheel.chaos.sim import moments
+from tickwheel.chaos.sim.doors import Door
 from tickwheel.chaos.sim.history_machines import (
     CheckpointBegan,
     CheckpointTaken,
     ContentSeen,
     CursorSeen,
     DigestSeen,
+    HoursRemoved,
     LeasesGathered,
     LeasesKept,
     LeasesUnread,
@@ -45,7 +47,7 @@ from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.machine import AnyResult
-from tickwheel.node.state.results import ScheduleResult
+from tickwheel.node.state.results import AdminResult, ScheduleResult
 from tickwheel.proto.admin_pb2 import Settings
 from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.log_pb2 import LogEntry
@@ -94,6 +96,7 @@ class _ObservedHost(NodeHost):
             watch.applied(index, term, raft_of(core))
             result = apply(index, term, command)
             note_schedules(machine, index, command, result)
+            note_removals(machine, index, command, result)
             checksum = appended.taken()
             if checksum:
                 machine.note(ContentSeen, index, checksum)
@@ -173,6 +176,10 @@ class _AppendSum:
         return value
 
 
+def _nothing() -> None:
+    """Input that only asks for a turn."""
+
+
 def note_schedules(machine: Machine, index: int, command: bytes, results: object) -> None:
     """Write down what a node did with recurring schedules when it applied an entry."""
     if not isinstance(results, list) or not any(isinstance(result, ScheduleResult) for result in results):
@@ -206,6 +213,18 @@ def note_schedules(machine: Machine, index: int, command: bytes, results: object
                 interval_ms,
                 after.next_ms,
             )
+
+
+def note_removals(machine: Machine, index: int, command: bytes, results: object) -> None:
+    """Write down what a node removed with its hours when it applied an entry."""
+    if not isinstance(results, list):
+        return
+    removals = [place for place, one in enumerate(results) if isinstance(one, AdminResult) and one.hour_min_kept]
+    entry = LogEntry.FromString(command) if removals else LogEntry()
+    for place in removals:
+        asked, result = entry.commands[place].admin.remove_hours, results[place]
+        removed = (result.hour_min_kept, asked.forced_below, asked.dead_before_ms, result.unsettled_removed)
+        machine.note(HoursRemoved, index, *removed)
 
 
 def raft_of(core: NodeCore) -> RaftLog:
@@ -263,18 +282,21 @@ class CoreProcess:
         Host.machine = machine
         Host.watch = self.watch
         Host.rolled = rolled
+        self.door: Door | None = None
         self.host = Host(
             config,
             self._raft_config,
             NodeIdentity(CLUSTER_ID, machine.name, disk_uuid=machine.disk_uuid),
             ports,
-            seed=Settings(group_in_flight_max=shape.in_flight_max) if shape.in_flight_max else None,
+            seed=_first_settings(shape),
             members=[] if machine.joining else members_of(names),
             joining=machine.joining,
             on_fatal=machine.fatal,
             source=self,
             guards=guards,
         )
+        if shape.has_ports:
+            self.door = Door(machine.name, self.host, ports, lambda: machine.deliver(_nothing))
 
     # -- Process
 
@@ -289,7 +311,12 @@ class CoreProcess:
         self.host.start()
 
     def tick(self, *, woken: bool) -> int:
-        return self.host.tick(woken=woken)
+        wanted_ns = self.host.tick(woken=woken)
+        if self.door is None:
+            return wanted_ns
+        self.door.run()
+        timer_ns = self.door.next_ns()
+        return wanted_ns if timer_ns is None else min(wanted_ns, timer_ns)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         return self.watch.received(raft_of(self.host.core), peer_id, frame, self.host.receive)
@@ -465,6 +492,18 @@ def _pieces_of(chunks: Sequence[CheckpointChunk], bytes_left: int) -> Iterator[C
 def pushes_first(seed: int) -> bool:
     """Every fourth seed delivers push-first."""
     return seed % 4 == 3
+
+
+def _first_settings(shape: Shape) -> Settings | None:
+    """What a founder states for the whole run; None: nothing."""
+    first = Settings()
+    if shape.in_flight_max:
+        first.group_in_flight_max = shape.in_flight_max
+    if shape.producers_max:
+        first.producers_max = shape.producers_max
+    if shape.retention_ms:
+        first.retention_ms = shape.retention_ms
+    return first if first.ListFields() else None
 
 
 def small_config(seed: int, shape: Shape) -> CoreConfig:

@@ -55,6 +55,8 @@ class RunBegan(Record):
     """Least time between two turns of a node's loop."""
     in_flight_max: int = 0
     """Most messages that a group may have out with its consumers; 0: no limit that holds for the whole run."""
+    retention_ms: int = 0
+    """How long the cluster keeps unsettled messages; 0: longer than the run."""
 
 
 class FaultBegan(Record):

@@ -114,6 +114,18 @@ class CheckpointTaken(OfBoot):
     """A node has put a peer's checkpoint in place: it was too far behind, or new."""
 
 
+class HoursRemoved(OfBoot):
+    """A node applied a removal of hours: all hours below `below` are gone. Retention was over for those below
+    `forced_below` at most, and for dead letters that died before `dead_before_ms`."""
+
+    index: int
+    below: int
+    forced_below: int
+    dead_before_ms: int
+    unsettled: int
+    """Messages that a group had not settled, once for each group, and dead letters, by the node's count."""
+
+
 class MomentSeen(OfBoot):
     """A node came to a moment that a run is to reach now and then (moments.py)."""
 

@@ -564,5 +564,6 @@ from tickwheel.chaos.sim import (  # noqa: E402, F401
     mutations_of_bulk,
     mutations_of_groups,
     mutations_of_keys,
+    mutations_of_ports,
     mutations_of_schedules,
 )

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tickwheel.chaos.sim import cold, couriers, lines, listeners, loads, parcels, sweeps, tight, timetables, writes
+from tickwheel.chaos.sim import (
+    cold,
+    couriers,
+    lines,
+    listeners,
+    loads,
+    parcels,
+    sizes,
+    sweeps,
+    tight,
+    timetables,
+    writes,
+)
 from tickwheel.chaos.sim.accounts import Accounts, asked
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
@@ -16,6 +28,8 @@ from tickwheel.chaos.sim.cold import Cold
 from tickwheel.chaos.sim.consumers import GROUPS, Consumers
 from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_config
 from tickwheel.chaos.sim.couriers import Couriers
+from tickwheel.chaos.sim.doors import Door
+from tickwheel.chaos.sim.floods import Floods
 from tickwheel.chaos.sim.history_messages import Looked
 from tickwheel.chaos.sim.lines import Lines
 from tickwheel.chaos.sim.listeners import Listeners
@@ -30,16 +44,18 @@ from tickwheel.chaos.sim.producers import TOPICS, Producers
 from tickwheel.chaos.sim.rolled import Rolled
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
+from tickwheel.chaos.sim.sizes import Sizes
 from tickwheel.chaos.sim.stewards import Stewards
 from tickwheel.chaos.sim.sweeps import Sweeps
 from tickwheel.chaos.sim.timetables import Timetables
 from tickwheel.chaos.sim.twins import Twins
+from tickwheel.chaos.sim.users import Users
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
 from tickwheel.node.core.delivery import channel, channels, delivery, heard_leases, inherited, lease_feed, leases
 from tickwheel.node.core.schedule import dispatcher
 from tickwheel.node.failure import Failure
-from tickwheel.node.state import unique_keys
+from tickwheel.node.state import settings, unique_keys
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.wheel import window
 
@@ -77,6 +93,8 @@ class NodeLoad:
         self._world = stage.world
         self._census = Census()
         self._rolled = Rolled()
+        self._doors: list[Door] = []
+        """Of all processes so far, ended ones too: an end must not depend on when garbage is collected."""
         self._wires = Wires(stage)
         self._producers = Producers(self._wires)
         self._operators = Operators(self._wires, stage)
@@ -105,6 +123,9 @@ class NodeLoad:
             (shape.cold, Cold, ()),
             (shape.schedules, Timetables, ()),
             (shape.keys, Claims, ()),
+            (shape.users, Users, ()),
+            (shape.producers_max, Floods, ()),
+            (shape.sizes, Sizes, (("topic", sizes.TOPIC),)),
         )
         for wanted, kind, places in kinds:
             if wanted:
@@ -143,18 +164,25 @@ class NodeLoad:
         patches = Patches()
         try:
             patches.put(unique_keys, "SHARDS", KEY_SHARDS)
+            if shape.retention_ms:
+                patches.put(settings, "BOUNDS", {**settings.BOUNDS, "retention_ms": (1, settings.DAY_MS)})
             for module, name, bound in (*(bounds if turn else ()), *(tight.BOUNDS if shape.tight else ())):
                 patches.put(module, name, bound)
             yield
         finally:
             patches.undo()
+            for door in self._doors:
+                door.close()
 
     def build(self, machine: Machine) -> CoreProcess:
         """A whole node."""
         stage = self._stage
         config = small_config(stage.world.seed, stage.shape)
         guards, shape = stage.config.guards, stage.shape
-        return CoreProcess(machine, stage.founders, guards, config, shape, self._census, self._rolled)
+        process = CoreProcess(machine, stage.founders, guards, config, shape, self._census, self._rolled)
+        if process.door is not None:
+            self._doors.append(process.door)
+        return process
 
     def start(self) -> None:
         for part in self.parts:

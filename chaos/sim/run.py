@@ -195,6 +195,7 @@ class Cluster:
                 self.shape.hours_kept,
                 self.shape.loop_gap_us * MS // 1_000,
                 self.shape.in_flight_max,
+                self.shape.retention_ms,
             )
         )
         rng = world.stream("boot")

@@ -24,6 +24,9 @@ DENSE_SECONDS = 3
 """Length of a dense run with about as many messages as a long run."""
 WRITERS = ("lines", "listeners", "sweeps", "writes", "loads", "parcels", "couriers")
 """Clients that write messages of their own, where they take part."""
+BULK = ("sweeps", "writes", "loads", "cold")
+NAMELESS = ("stewards", "clerks", "twins", "sizes")
+HOURS_AFTER_MS = (2_500, 4_500, 6_000)
 SHARING_PERCENT = 75
 """In a long run each kind of writer that takes part makes the pauses of all writers this much longer."""
 LOADS_SHARE = 3
@@ -136,6 +139,16 @@ class Shape:
     """Whether limits that no run reaches are small (tight.py)."""
     in_flight_max: int = _drawn(*(0,) * 8, 30, 100)
     """`group_in_flight_max` of the cluster from its founding on; 0: none."""
+    users: int = _present()
+    """Users whose rights come and go (users.py)."""
+    sizes: int = _present()
+    """Programs near the limits of batches, which change (sizes.py)."""
+    producers_max: int = _drawn(0, 0, 0, 60)
+    """`producers_max` of the cluster from its founding on; then a user floods it with ids (floods.py). 0: more than a
+    run has."""
+    retention_ms: int = _drawn(*(0,) * 5, 1_500, 3_000)
+    """`retention_ms` of the cluster from its founding on: hours and dead letters go in the middle of the run, whatever
+    groups have settled by then. 0: long after it."""
     extra_stay: int = _drawn(1, long=(0,))
     """0: a member leaves for each newcomer that counts."""
     thin: int = _drawn(1)
@@ -144,6 +157,11 @@ class Shape:
     """Further factor on these pauses, in percent: the more kinds of clients share a long run, the less each does."""
     rest_gap_us: int = _drawn(0, long=(90_000,))
     """Least gap between two turns outside spells; during a spell it is `loop_gap_us`. 0: always that."""
+
+    @property
+    def has_ports(self) -> bool:
+        """Whether nodes have client ports: some clients call through them."""
+        return bool(self.users or self.sizes)
 
 
 def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
@@ -160,6 +178,16 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
     if any(one(name) for name in ("sweeps", "listeners", "couriers")) or (one("lines") and one("resets")):
         # At the end every swept message is looked up, and a reset goes back to messages in these hours.
         choices["hours_kept"] = (1,)
+    if one("retention_ms"):
+        # The full hour comes early enough for the retention to be over in the run. Nobody reads old hours at its end,
+        # and what comes in bulk is owed without an exception.
+        choices["hour_after_ms"] = HOURS_AFTER_MS
+        choices["hours_kept"] = (0,)
+        choices["pauses"] = (1,)
+        choices |= dict.fromkeys(BULK, (0,))
+    if one("producers_max"):
+        # They use many producer ids without an owner, and so displace each other.
+        choices |= dict.fromkeys(NAMELESS, (0,))
     if one("tight"):
         # Both bound what a node reads and hands out in a turn of its loop. With both it cannot keep up.
         choices["turn"] = (0,)

@@ -6,6 +6,7 @@ import pytest
 
 from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.history import History, Record, RunBegan
+from tickwheel.chaos.sim.history_machines import HoursRemoved
 from tickwheel.chaos.sim.world import SECOND, World
 
 Case = tuple[type[Checker], list[Record]]
@@ -18,7 +19,7 @@ def judge(case: Case, *, settles: bool = True) -> None:
     history = History(World(0))
     [checker] = attach(history, [kind])
     for record in records:
-        assert type(record) in (RunBegan, *kind.judges), record
+        assert type(record) in (RunBegan, HoursRemoved, *kind.judges), record
         history.add(record)
     if settles:
         checker.settle_accounts(60 * SECOND)

@@ -67,6 +67,26 @@ def test_bulk_writers_and_loaders(seed: int) -> None:
     assert all(counts[kind] for kind in ("CommitAnswered", "WriteSeen", "LoadAnswered", "CancelAnswered"))
 
 
+@pytest.mark.parametrize(
+    ("seed", "clients", "kinds"),
+    [
+        (11, {"sizes": 1}, ("CallRefused", "CallAccepted")),
+        (1, {"users": 1}, ("CallRefused", "AuditedAnswer", "AuditSeen")),
+        (0, {"producers_max": 60}, ("RepeatAnswered",)),
+        (2, {"retention_ms": 1_500}, ("HoursRemoved",)),
+    ],
+)
+def test_client_ports_floods_and_retention(seed: int, clients: dict[str, int], kinds: tuple[str, ...]) -> None:
+    """Limits and rights that change under the calls of programs and users, a flood of producers, hours removed while
+    groups lag: each alone. Seed 11 met a node that refused for good by a limit that had been raised."""
+    shape = dict(FEW_CLIENTS) | {"listeners": 0, "couriers": 0} | clients
+    config = SimulationConfig(
+        level=Level.NODE, seconds=5, faults=("kill", "isolate", "freeze", "handover"), shape=tuple(shape.items())
+    )
+    counts = verdict(seed, config).counts
+    assert all(counts.get(kind) for kind in kinds), counts
+
+
 def test_who_pulls_and_extends_and_what_becomes_of_dead_letters() -> None:
     """Batches pulled one by one, leases extended, dead letters replayed and purged under faults; and what each node
     holds for settled at the end was compared."""

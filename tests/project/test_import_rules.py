@@ -20,7 +20,7 @@ MAY_KNOW = {
     "replication": {"proto", "storage", "transport"},
     "client": {"proto", "transport"},
     "node": {"proto", "storage", "transport", "wheel", "replication"},
-    "chaos": {"proto", "storage", "wheel", "replication", "client", "node", "pipeline"},
+    "chaos": {"proto", "storage", "wheel", "transport", "replication", "client", "node", "pipeline", "testing"},
     "pipeline": {"proto", "client", "storage"},
     "gateway": {"client", "node", "proto", "console"},
     "testing": {"proto", "storage", "wheel", "transport", "replication", "client", "node"},

@@ -9,7 +9,14 @@ from tickwheel.chaos.sim.checkers.base import BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.checkers.bulk import ColdOnce, LoadsOnce, WritesOnce
 from tickwheel.chaos.sim.checkers.p1_groups import Broadcasts, FiltersHold, InOrder, PausesHold, ResetsHold
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost, Durable, NoForeignCode
-from tickwheel.chaos.sim.checkers.p1_no_loss import DeadLetters, NoLoss, OneContent, RetriesCome, SettledHolds
+from tickwheel.chaos.sim.checkers.p1_no_loss import (
+    DeadLetters,
+    NoLoss,
+    OneContent,
+    RetentionHolds,
+    RetriesCome,
+    SettledHolds,
+)
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
@@ -22,6 +29,7 @@ from tickwheel.chaos.sim.checkers.p10_live import Bounded, Live
 from tickwheel.chaos.sim.checkers.p11_in_flight import InFlightBounded
 from tickwheel.chaos.sim.checkers.p12_runs import RunsOnce
 from tickwheel.chaos.sim.checkers.p13_keys import KeysHeld
+from tickwheel.chaos.sim.checkers.ports import AuditKept, PortsAnswer, Remembered
 
 ALL: tuple[type[Checker], ...] = (
     NoLoss,
@@ -30,6 +38,7 @@ ALL: tuple[type[Checker], ...] = (
     RetriesCome,
     SettledHolds,
     DeadLetters,
+    RetentionHolds,
     NoInvention,
     NeverEarly,
     Soon,
@@ -57,6 +66,9 @@ ALL: tuple[type[Checker], ...] = (
     ColdOnce,
     RunsOnce,
     KeysHeld,
+    PortsAnswer,
+    AuditKept,
+    Remembered,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NoReturn, get_args, get_type_hints
 
 from tickwheel.chaos.sim.history import History, Record, RunBegan
+from tickwheel.chaos.sim.history_machines import HoursRemoved
 from tickwheel.chaos.sim.world import HOUR_MS, MS
 
 CLOCK_SLACK_MS = 1_000
@@ -44,6 +45,8 @@ class Checker:
     """The first record of the history: what the run is like. Without one, a run with faults."""
     history: History
     """The history that it watches."""
+    gone_below: int = 0
+    """Hours below are gone because their retention was over, on some node."""
 
     def __init_subclass__(cls) -> None:
         takes = {name: get_type_hints(method)["record"] for name, method in vars(cls).items() if name[:4] == "_on_"}
@@ -65,6 +68,25 @@ class Checker:
     def hour_may_be_gone(self, message_id: int, at_ns: int) -> bool:
         """Whether the message's hour ended so long ago that it is removed once all is settled."""
         return message_id >> 32 < (self.wall_ms(at_ns) + CLOCK_SLACK_MS) // HOUR_MS - self.run.hours_kept
+
+    def hours_removed(self, record: Record) -> None:
+        """Called when a node has removed hours, before it is judged."""
+        assert isinstance(record, HoursRemoved)
+        below = min(record.below, record.forced_below)
+        if self.run.retention_ms and below > self.gone_below:
+            self.gone_below = below
+            self.forget_gone()
+
+    def forget_gone(self) -> None:
+        """More hours are gone: nothing of them is owed any more."""
+
+    def is_gone(self, message_id: int) -> bool:
+        """Whether retention has removed the hour of a message."""
+        return message_id >> 32 < self.gone_below
+
+    def was_due_in_gone(self, due_ms: int) -> bool:
+        """The same for what is due then."""
+        return due_ms // HOUR_MS < self.gone_below
 
     @property
     def ahead_ms(self) -> int:
@@ -102,6 +124,7 @@ def attach(history: History, kinds: Sequence[type[Checker]]) -> list[Checker]:
     for checker in checkers:
         checker.history = history
         history.subscribe((RunBegan,), checker.begin)
+        history.subscribe((HoursRemoved,), checker.hours_removed)
         for kind, method in checker.judges.items():
             history.subscribe((kind,), getattr(checker, method))
     return checkers

@@ -95,6 +95,8 @@ class KeysHeld(Checker):
         self._moves: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
         """By topic and key: least ids of the hours that somebody asked to move a message to."""
         self._used: dict[str, KeysUsed] = {}
+        self._gone_ns = 0
+        """When retention first removed an hour."""
         self._groups: dict[str, int] = {}
         """When a session of each group was first open: since then at the latest the group exists."""
 
@@ -147,6 +149,13 @@ class KeysHeld(Checker):
         ids = [id_ for id_, named in self._names.items() if named == uid]
         ids += self._moves.get((message.topic, message.key), ())
         return any(self.hour_may_be_gone(id_, at_ns) for id_ in ids)
+
+    def _an_hour_is_gone(self, uid: int) -> bool:
+        """Whether retention has removed the hour of one of its ids: it is settled by that."""
+        return any(self.is_gone(id_) for id_, named in self._names.items() if named == uid)
+
+    def forget_gone(self) -> None:
+        self._gone_ns = self._gone_ns or self.history.newest_ns
 
     def _sent(self, record: ScheduleSent) -> None:
         name = (record.producer, record.sequence)
@@ -244,6 +253,8 @@ class KeysHeld(Checker):
                     facts.returning.add(uid)
                 elif groups <= set(message.settling_ns):
                     facts.settled_from_ns[uid] = max(message.settling_ns[group] for group in groups)
+                if self._an_hour_is_gone(uid):
+                    facts.settled_from_ns[uid] = min(self._gone_ns, facts.settled_from_ns.get(uid, self._gone_ns))
             if message.tagged:
                 facts.tagged.add(uid)
             for seen in message.seen:

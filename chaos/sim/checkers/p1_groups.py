@@ -104,6 +104,8 @@ class FiltersHold(Checker):
             for uid, due_ms in self._due_ms.items():
                 if uid in delivered or due_ms > wall_ms or self._topic_of[uid] != self._topics[group]:
                     continue
+                if self.was_due_in_gone(due_ms):
+                    continue
                 since_ns = self.true_ns(due_ms - self.ahead_ms)
                 if all(one.takes(self._tags[uid]) for one in filters if not one.over_ns or one.over_ns >= since_ns):
                     owed.append((group, uid))
@@ -248,7 +250,8 @@ class ResetsHold(Checker):
         }
 
     def owed(self, at_ns: int) -> list[int]:
-        return sorted({uid for judged in self._judged.values() for uid in judged.owed})
+        owed = {uid for judged in self._judged.values() for uid in judged.owed}
+        return sorted(uid for uid in owed if not self.was_due_in_gone(self._due_ms[uid]))
 
 
 class PausesHold(Checker):
@@ -342,7 +345,7 @@ class Broadcasts(Checker):
                 continue
             came = self._came.get(session, set())
             for uid, due_ms in self._due_ms.get(group, {}).items():
-                if opened_ms + AFTER_MS < due_ms <= wall_ms and uid not in came:
+                if opened_ms + AFTER_MS < due_ms <= wall_ms and uid not in came and not self.was_due_in_gone(due_ms):
                     owed.append((session, uid))
         return owed
 
@@ -423,7 +426,7 @@ class InOrder(Checker):
         before = self._out.get(key)
         if before is not None and before[0] != record.uid and before[2] == record.epoch:
             uid, last, epoch = before
-            if (record.group, uid, epoch) not in self._settled:
+            if (record.group, uid, epoch) not in self._settled and not self.is_gone(last[1]):
                 self.broken(f"{name} comes from {record.node} while message {uid} is not settled")
             if place < last:
                 self.broken(f"{name} comes from {record.node} after message {uid}, which is behind it")
@@ -432,6 +435,6 @@ class InOrder(Checker):
         self._delivered.add((record.group, record.uid))
         left_out_ms = self._left_out_ms.get((record.group, lane[0]), 0)
         for uid, other in waiting.items():
-            if left_out_ms <= other[0] and other < place:
+            if left_out_ms <= other[0] and other < place and not self.is_gone(other[1]):
                 self.broken(f"{name} comes from {record.node} before message {uid}, which is due first")
         self._out[key] = (record.uid, place, record.epoch)

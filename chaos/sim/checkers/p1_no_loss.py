@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history_keys import KeyedSeen
+from tickwheel.chaos.sim.history_machines import HoursRemoved
 from tickwheel.chaos.sim.history_messages import (
     SETTLING,
     CancelAnswered,
@@ -23,11 +24,18 @@ from tickwheel.chaos.sim.history_messages import (
     SettleSent,
 )
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked, SweptSeen
-from tickwheel.chaos.sim.world import MS
+from tickwheel.chaos.sim.world import HOUR_MS, MS
+from tickwheel.node.state.settings import RETENTION_MS
+
+RETENTION_SLACK_MS = 500
+"""The cluster's time may be ahead of the true one by this."""
 
 
 class NoLoss(Checker):
     """P1: an acknowledged schedule is delivered to every group, or cancelled, or still pending because it is not due.
+
+    Where retention is over within the run, it may remove a message instead, for every group that has not got it. The
+    cluster counts at least these.
 
     Also tells the drain which messages are still missing.
     """
@@ -42,18 +50,49 @@ class NoLoss(Checker):
         self._cancelled: set[int] = set()
         self._cancel_open: dict[int, int] = {}  # uid -> cancels sent and not answered
         self._reschedule_open: dict[int, int] = {}
+        self._hours: dict[int, int] = {}
+        """By message: the last hour that it may be in."""
+        self._removed: set[tuple[str, int]] = set()
+        """(group, message) that retention must have removed."""
+        self._counted: dict[int, int] = {}
+        """By index: messages that the removal there counts."""
+
+    def _on_hours_removed(self, record: HoursRemoved) -> None:
+        self._counted[record.index] = record.unsettled
+
+    def forget_gone(self) -> None:
+        for group, missing in self._missing.items():
+            gone = {uid for uid in missing if self._hours[uid] < self.gone_below}
+            missing -= gone
+            self._removed |= {(group, uid) for uid in gone}
+
+    def _may_be_in(self, uid: int, hour: int) -> None:
+        self._hours[uid] = max(hour, self._hours.get(uid, 0))
+
+    def settle_accounts(self, at_ns: int) -> None:
+        super().settle_accounts(at_ns)
+        counted = sum(self._counted.values())
+        if counted < len(self._removed):
+            self.broken(
+                f"{len(self._removed)} messages (group, message) never came and are in removed hours; the cluster "
+                f"counts {counted}: {sorted(self._removed)[:5]}"
+            )
 
     def _on_delivered(self, record: Delivered) -> None:
         self._delivered.setdefault(record.group, set()).add(record.uid)
         self._missing.setdefault(record.group, set()).discard(record.uid)
+        self._removed.discard((record.group, record.uid))
 
     def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
-        for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
+        for uid, id64, due_ms in zip(record.uids, record.ids, record.due_ms, strict=True):
             if uid not in self._due_ms:
                 self._due_ms[uid] = due_ms
+                self._may_be_in(uid, id64 >> 32)
                 for group in record.groups or self.run.groups:
                     if uid not in self._delivered.get(group, ()) and uid not in self._cancelled:
                         self._missing.setdefault(group, set()).add(uid)
+        if self.gone_below:
+            self.forget_gone()  # the receipt came after the removal
 
     def _on_cancel_sent(self, record: CancelSent) -> None:
         self._cancel_open[record.uid] = self._cancel_open.get(record.uid, 0) + 1
@@ -67,14 +106,17 @@ class NoLoss(Checker):
         self._cancelled.add(uid)
         for missing in self._missing.values():
             missing.discard(uid)
+        self._removed = {(group, removed) for group, removed in self._removed if removed != uid}
 
     def _on_reschedule_sent(self, record: RescheduleSent) -> None:
         self._reschedule_open[record.uid] = record.due_ms
+        self._may_be_in(record.uid, record.due_ms // HOUR_MS)
 
     def _on_reschedule_answered(self, record: RescheduleAnswered) -> None:
         self._reschedule_open.pop(record.uid, None)
         if record.outcome == "RESCHEDULED":
             self._due_ms[record.uid] = record.due_ms
+            self._may_be_in(record.uid, record.new_id >> 32)
 
     def _on_swept_seen(self, record: SweptSeen) -> None:
         # p9_cancels judges whether the sweep was right: here the message is cancelled or has this due time.
@@ -112,12 +154,30 @@ class NoLoss(Checker):
     def _on_looked(self, record: Looked) -> None:
         known = record.uid in self._due_ms
         doubtful = record.uid in self._cancel_open or record.uid in self._cancelled
-        if known and record.state == "NOT_FOUND":
+        if known and record.state == "NOT_FOUND" and not self.is_gone(record.id):
             self.broken(f"message {record.uid} was acknowledged as {record.id:#x}; now it is not found")
         if known and record.state == "MESSAGE_CANCELLED" and not doubtful:
             self.broken(f"message {record.uid} is cancelled; nobody asked for that")
         if known and record.state == "PENDING" and record.uid in self._cancelled:
             self.broken(f"message {record.uid} is pending after its cancel was acknowledged")
+
+
+class RetentionHolds(Checker):
+    """P1 of retention: nothing is removed unsettled before its retention is over."""
+
+    promise = "P1 (retention)"
+
+    def _on_hours_removed(self, record: HoursRemoved) -> None:
+        kept_ms = self.run.retention_ms or RETENTION_MS
+        oldest_ms = self.now_ms + RETENTION_SLACK_MS - kept_ms
+        hour = min(record.below, record.forced_below)
+        if hour * HOUR_MS > oldest_ms:
+            self.broken(f"{record.node} removes the hours below {hour} though not settled; retention is {kept_ms} ms")
+        if record.dead_before_ms > oldest_ms:
+            early_ms = record.dead_before_ms - oldest_ms
+            self.broken(
+                f"{record.node} removes dead letters {early_ms} ms before their retention of {kept_ms} ms is over"
+            )
 
 
 CLOCK_STEP_MS = 5
@@ -167,6 +227,11 @@ class RetriesCome(Checker):
         """Topic and epoch of the first delivery."""
         self._reset_ns: dict[_Place, int] = {}
         """By group and topic: what was sent before may be void through a reset."""
+        self._ids: dict[_Key, int] = {}
+
+    def forget_gone(self) -> None:
+        for key in [key for key in self._owed if self.is_gone(self._ids[key])]:
+            del self._owed[key]
 
     def _judged(self, record: Delivered | Settled | SettleSent) -> bool:
         """Whether this is of the epoch in which the message came first."""
@@ -200,7 +265,8 @@ class RetriesCome(Checker):
         if record.outcome == "RETRY" and (key, record.attempt) in self._asked:
             self._committed.add((key, record.attempt))
             if self._newest.get(key, 0) <= record.attempt and self._sent_ns[key, record.attempt] > reset_ns:
-                self._owed[key] = record.attempt
+                if not self.is_gone(record.id):
+                    self._owed[key] = record.attempt
                 self._owed_from_ns[key] = record.at_ns + self._asked[key, record.attempt][2] * MS
         elif record.outcome == "DEAD" and key not in self._replayed:
             self._dead[key] = record.attempt  # not the late answer of a settlement from before the replay
@@ -213,6 +279,7 @@ class RetriesCome(Checker):
     def _on_delivered(self, record: Delivered) -> None:
         key = (record.group, record.uid)
         self._born.setdefault(key, (record.topic, record.epoch))
+        self._ids[key] = record.id
         self._replayed.discard(key)
         if key in self._dead and self._judged(record):
             self.broken(f"message {record.uid} to {record.group} comes again after its death was committed")
@@ -307,7 +374,10 @@ class SettledHolds(Checker):
 
 
 class DeadLetters(Checker):
-    """P1 of dead letters: replayed messages come again, purged ones do not."""
+    """P1 of dead letters: replayed messages come again, purged ones do not.
+
+    Where retention is over within the run, a letter may be gone before its replay, and its retry after it.
+    """
 
     promise = "P1"
     what_is_owed = "replayed dead letters (group, message)"
@@ -323,7 +393,8 @@ class DeadLetters(Checker):
         self._replaying.update((record.group, uid) for uid in record.uids)
 
     def _on_dead_replayed(self, record: DeadReplayed) -> None:
-        self._owed |= self._replaying & {(record.group, uid) for uid in record.uids}
+        if not self.run.retention_ms:
+            self._owed |= self._replaying & {(record.group, uid) for uid in record.uids}
 
     def _on_dead_purged(self, record: DeadPurged) -> None:
         self._purged.update(((record.group, uid), record.at_ns) for uid in record.uids)
