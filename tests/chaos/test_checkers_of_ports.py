@@ -9,10 +9,11 @@ import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss, RetentionHolds
+from tickwheel.chaos.sim.checkers.p9_cancels import DefiniteCancel
 from tickwheel.chaos.sim.checkers.ports import TAKEN, TAKEN_FROM, AuditKept, PortsAnswer
 from tickwheel.chaos.sim.history import Record, RunBegan
 from tickwheel.chaos.sim.history_machines import DiskWiped, HoursRemoved
-from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged
+from tickwheel.chaos.sim.history_messages import CancelAnswered, Delivered, ScheduleAcknowledged
 from tickwheel.chaos.sim.history_ports import (
     AuditedAnswer,
     AuditedCall,
@@ -83,6 +84,9 @@ BAD: dict[str, Case] = {
         ],
     ),
 }
+ACKNOWLEDGED = ScheduleAcknowledged(1, "p", 1, (7,), ((HOUR - 1) << 32,), (HOUR * HOUR_MS - 500,), False)
+NOT_FOUND = CancelAnswered(5 * SECOND, 7, (HOUR - 1) << 32, "NOT_FOUND")
+BAD["not found, and its hour not removed for retention"] = (DefiniteCancel, [BEGAN, ACKNOWLEDGED, NOT_FOUND])
 GOOD: dict[str, Case] = {
     "refused while the limit changes": (PortsAnswer, [*SMALL, *changed(99, 5, 7), refused(5, 6), refused(6, 8)]),
     "refused by a change that may come back": (
@@ -104,6 +108,10 @@ GOOD: dict[str, Case] = {
     "a disk that is gone": (
         AuditKept,
         [AuditedCall(1, 5, "n1"), AuditedAnswer(2, 5, "n1"), DiskWiped(2, "n1"), AuditSeen(3, "n1", ())],
+    ),
+    "not found in a removed hour": (
+        DefiniteCancel,
+        [BEGAN, ACKNOWLEDGED, HoursRemoved(4 * SECOND, "n1", 1, 9, HOUR, HOUR, 0, 1), NOT_FOUND],
     ),
     "an hour whose retention is over": (
         RetentionHolds,

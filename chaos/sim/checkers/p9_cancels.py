@@ -82,7 +82,8 @@ class DefiniteCancel(Checker):
                 self.broken(f"message {uid} is ALREADY_DISPATCHED {self._due_ms[uid] - wall_ms} ms before its due time")
             self._too_late.add(uid)
         elif record.outcome == "NOT_FOUND" and uid in self._due_ms:
-            removed = uid in self._delivered and self.hour_may_be_gone(record.id, record.at_ns)
+            removed = self.is_gone(record.id)  # perhaps undelivered
+            removed = removed or (uid in self._delivered and self.hour_may_be_gone(record.id, record.at_ns))
             if not removed:
                 self.broken(f"cancel of message {uid}, which was acknowledged: NOT_FOUND")
 
