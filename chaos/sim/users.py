@@ -7,14 +7,15 @@ All of them call through the ports of the nodes, with tokens. The changes of the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import founding
-from tickwheel.chaos.sim.clients import NO_ANSWER, TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.asking import founding, succeeded
+from tickwheel.chaos.sim.clients import NO_ANSWER, TIMEOUT_NS, Wires, served
 from tickwheel.chaos.sim.consumers import Rows, by_topic, note_delivered, uids_of
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history_messages import (
@@ -125,6 +126,13 @@ class Users(PortClients):
         self._target = 0
         self._restored = False
         self._read = False
+
+    async def _set_up(self) -> None:
+        for command in self.setting:
+            call = served(partial(_administering, command))
+            # A token that a lost try has added is refused when it is added again.
+            await self._asking.ask(call, _is_done if command.HasField("access") else succeeded)
+        self._begin()
 
     def _begin(self) -> None:
         self._wires.run(self._govern())
@@ -332,6 +340,14 @@ class Users(PortClients):
             return
         for id64, uid, attempt, epoch in rows:
             self._history.note(Settled, GROUP, id64, uid, attempt, "ACK", epoch)
+
+
+def _administering(command: AdminCommand, core: NodeCore) -> Coroutine[Any, Any, Any]:
+    return core.parts.requests.admin(command)
+
+
+def _is_done(answer: Any) -> bool:
+    return succeeded(answer) or "field" in answer.metadata
 
 
 def _blames_right(fault: Fault) -> str:
