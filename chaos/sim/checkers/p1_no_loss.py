@@ -51,7 +51,7 @@ class NoLoss(Checker):
         self._cancel_open: dict[int, int] = {}  # uid -> cancels sent and not answered
         self._reschedule_open: dict[int, int] = {}
         self._hours: dict[int, int] = {}
-        """By message: the last hour that it may be in."""
+        """By message: the first hour that it may be in."""
         self._removed: set[tuple[str, int]] = set()
         """(group, message) that retention must have removed."""
         self._counted: dict[int, int] = {}
@@ -67,7 +67,7 @@ class NoLoss(Checker):
             self._removed |= {(group, uid) for uid in gone}
 
     def _may_be_in(self, uid: int, hour: int) -> None:
-        self._hours[uid] = max(hour, self._hours.get(uid, 0))
+        self._hours[uid] = min(hour, self._hours.get(uid, hour))
 
     def settle_accounts(self, at_ns: int) -> None:
         super().settle_accounts(at_ns)
@@ -116,7 +116,7 @@ class NoLoss(Checker):
         self._reschedule_open.pop(record.uid, None)
         if record.outcome == "RESCHEDULED":
             self._due_ms[record.uid] = record.due_ms
-            self._may_be_in(record.uid, record.new_id >> 32)
+            self._hours[record.uid] = record.new_id >> 32
 
     def _on_swept_seen(self, record: SweptSeen) -> None:
         # p9_cancels judges whether the sweep was right: here the message is cancelled or has this due time.
