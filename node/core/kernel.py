@@ -119,6 +119,12 @@ def not_current(kernel: Kernel) -> Failure | None:
     return not_master(None, None) if refusal is None and not kernel.log.lease_held() else refusal
 
 
+def told_by_master(kernel: Kernel, refusal: Failure | None) -> Failure | None:
+    """The refusal by a right or limit that can be changed, as this node may give it: if it is `not_current` it may know
+    an earlier one, and leaves the refusal to the master."""
+    return None if refusal is None else not_current(kernel) or refusal
+
+
 def require_current(kernel: Kernel) -> None:
     """Raise RequestError if this node is `not_current`."""
     refuse(not_current(kernel))

@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 from tickwheel.node.config.fields import parse_address
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.delivery.consumers import PullCaller
+from tickwheel.node.core.kernel import told_by_master
 from tickwheel.node.core.message_ids import fill_message_id, id_of, id_text, message_id_of
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, fitting
 from tickwheel.node.core.promise import Promise, Reply, answer_of
@@ -49,7 +50,14 @@ from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.server.plain import request_of
-from tickwheel.node.server.schedule_stream import ScheduleStreams, may_replace, read_batch, receipt_of, state_caller
+from tickwheel.node.server.schedule_stream import (
+    ScheduleStreams,
+    may_replace,
+    may_schedule,
+    read_batch,
+    receipt_of,
+    state_caller,
+)
 from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult
@@ -64,7 +72,7 @@ from tickwheel.proto import (
     snapshot_pb2,
     staging_pb2,
 )
-from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_READ, RIGHT_SCHEDULE, Right
+from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_READ, Right
 from tickwheel.proto.common_pb2 import KEY_FREE, KEY_REFUSED
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage.disk import DiskError
@@ -187,7 +195,7 @@ def schedule(
         _schedule_row(node, row, placed, caller, reply.fail)
         return
     batch = read_batch(core, from_message, whole, caller)
-    refuse(may_replace(batch, caller))
+    refuse(told_by_master(core, may_replace(batch, caller)))
     state_caller(batch, caller, whole.producer_owner)
 
     def done(outcome: BatchOutcome) -> None:
@@ -228,7 +236,7 @@ def _schedule_row(
 async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller: Caller) -> scheduler_pb2.BatchReceipt:
     core = node.core
     batch = read_batch(core, from_batch, request, caller)
-    refuse(caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller))
+    refuse(told_by_master(core, may_schedule(batch, caller)))
     state_caller(batch, caller, request.producer_owner)
     outcome: BatchOutcome = await node.calls.ask(lambda core, reply: core.parts.publisher.schedule(batch, reply))
     return receipt_of(batch, outcome)
@@ -350,7 +358,7 @@ async def list_sweeps(
 
 async def stage(core: NodeCore, request: staging_pb2.StageRequest, caller: Caller) -> staging_pb2.StagedJob:
     batch = from_batch(scheduler_pb2.ScheduleBatch(columns=request.columns), core.state.settings)
-    refuse(may_replace(batch, caller))
+    refuse(told_by_master(core, may_replace(batch, caller)))
     return await core.parts.staging.stage(request, batch, caller.actor)
 
 

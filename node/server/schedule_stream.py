@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.kernel import not_current
+from tickwheel.node.core.kernel import not_current, told_by_master
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, KIND_LEVEL, IncomingBatch, Row, from_batch, row_of
 from tickwheel.node.core.schedule.joining import RowCaller
@@ -92,6 +92,11 @@ def _refusal(sequence: int, failure: Failure) -> bytes:
 def may_replace(batch: IncomingBatch, caller: Caller) -> Failure | None:
     """The refusal if messages of a batch may take the place of others, and the caller may not cancel in its topics."""
     return caller.topics(RIGHT_CANCEL, batch.topics) if batch.replaces else None
+
+
+def may_schedule(batch: IncomingBatch, caller: Caller) -> Failure | None:
+    """The refusal if the caller may not schedule a batch in one of its topics."""
+    return caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller)
 
 
 def state_caller(batch: IncomingBatch, caller: Caller, producer_owner: str) -> None:
@@ -302,9 +307,9 @@ class ScheduleStreams:
         except RequestError as error:
             line.fill(place, _refusal(sequence, error.failure))
             return
-        refusal = caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller)
+        refusal = told_by_master(self._calls.core, may_schedule(batch, caller))
         if refusal is not None:
-            line.fill(place, _refusal(sequence, not_current(self._calls.core) or refusal))
+            line.fill(place, _refusal(sequence, refusal))
             return
         state_caller(batch, caller, request.producer_owner)
 
@@ -327,9 +332,9 @@ class ScheduleStreams:
             line.fill(place, receipt_of_row(row, number, due_ms, level, delay_ms))
 
         free = caller.free
-        refusal = None if free else caller.topic(RIGHT_SCHEDULE, row.topic)
+        refusal = None if free else told_by_master(self._calls.core, caller.topic(RIGHT_SCHEDULE, row.topic))
         if refusal is not None:
-            fail(not_current(self._calls.core) or refusal)
+            fail(refusal)
             return
         calls, client, actor = self._calls, caller.name or row.client_name, "" if free else caller.name
         whom = RowCaller(placed, fail, caller.connection)

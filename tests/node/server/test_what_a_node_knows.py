@@ -8,16 +8,16 @@ from typing import Any, cast
 import pytest
 
 from tests.node.core.trio import Node, World
-from tickwheel.node.core.kernel import not_current
+from tickwheel.node.core.kernel import not_current, told_by_master
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch, from_message
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.access import Access, Permission
-from tickwheel.node.server.callers import EVERYBODY, Callers
+from tickwheel.node.server.callers import EVERYBODY, Caller, Callers
 from tickwheel.node.server.checks import somewhere
 from tickwheel.node.server.endpoints import Right
 from tickwheel.node.server.gate import Gate
-from tickwheel.node.server.schedule_stream import read_batch
+from tickwheel.node.server.schedule_stream import may_schedule, read_batch
 from tickwheel.node.state.rights import ADMINISTRATOR
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE, AccessCommand, StoredUser
@@ -162,3 +162,18 @@ def test_a_node_that_may_not_know_a_right_does_not_refuse_for_it() -> None:
     assert admit(master, for_master=True) == (common_pb2.UNAUTHENTICATED, 1)
     assert admit(slave, for_master=True) == (common_pb2.NOT_MASTER, 0)
     assert admit(slave, for_master=False) == (common_pb2.UNAUTHENTICATED, 1), "it answers this itself"
+
+
+def test_a_node_that_may_not_know_the_right_to_a_topic_does_not_refuse_for_it() -> None:
+    """A role with one topic passes the gate, which looks for a right somewhere; the topic's own is looked at later."""
+    world = World(85)
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    core = core_of(master)
+    caller = Caller("somebody", "certificate", unrestricted=False, control=core.state.access, enforced=lambda: True)
+    batch = from_batch(request_of(LARGE), core.state.settings)
+    refusal = may_schedule(batch, caller)
+    assert refusal is not None and refusal.reason == common_pb2.RIGHT_REQUIRED
+    assert told_by_master(core, refusal) is refusal and told_by_master(core_of(slave), None) is None
+    told = told_by_master(core_of(slave), refusal)
+    assert told is not None and told.reason == common_pb2.NOT_MASTER
