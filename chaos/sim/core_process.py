@@ -295,8 +295,13 @@ class CoreProcess:
             source=self,
             guards=guards,
         )
-        if shape.has_ports:
-            self.door = Door(machine.name, self.host, ports, lambda: machine.deliver(_nothing))
+        self._ports = ports
+
+    def open_door(self) -> Door:
+        """The client port, which the caller closes after the run."""
+        machine = self.machine
+        self.door = Door(machine.name, self.host, self._ports, lambda: machine.deliver(_nothing))
+        return self.door
 
     # -- Process
 

@@ -52,6 +52,7 @@ from tickwheel.chaos.sim.twins import Twins
 from tickwheel.chaos.sim.users import Users
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
+from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.delivery import channel, channels, delivery, heard_leases, inherited, lease_feed, leases
 from tickwheel.node.core.schedule import dispatcher
 from tickwheel.node.failure import Failure
@@ -174,14 +175,17 @@ class NodeLoad:
             for door in self._doors:
                 door.close()
 
+    def node_config(self) -> CoreConfig:
+        """Of every node."""
+        return small_config(self._stage.world.seed, self._stage.shape)
+
     def build(self, machine: Machine) -> CoreProcess:
         """A whole node."""
         stage = self._stage
-        config = small_config(stage.world.seed, stage.shape)
         guards, shape = stage.config.guards, stage.shape
-        process = CoreProcess(machine, stage.founders, guards, config, shape, self._census, self._rolled)
-        if process.door is not None:
-            self._doors.append(process.door)
+        process = CoreProcess(machine, stage.founders, guards, self.node_config(), shape, self._census, self._rolled)
+        if shape.has_ports:
+            self._doors.append(process.open_door())
         return process
 
     def start(self) -> None:

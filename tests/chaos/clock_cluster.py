@@ -10,21 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tickwheel.chaos.sim.core_process import CoreProcess, small_config
+from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.fault import PlannedFault
 from tickwheel.chaos.sim.faults import Injector
 from tickwheel.chaos.sim.history import FaultBegan, FaultEnded
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.node_load import NodeLoad
-from tickwheel.chaos.sim.rolled import Rolled
 from tickwheel.chaos.sim.run import Cluster
 from tickwheel.chaos.sim.setup import SimulationConfig
 from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 
 LOOK_NS = 20 * MS
-COARSE = (("loop_gap_us", 10_000), ("sync_period_ms", 50), ("thin", 3), ("sharing_percent", 100))
-"""A third of the clients' calls show a wrong clock too, and so do nodes that turn a hundred times a second."""
+COARSE = (
+    *(("loop_gap_us", 10_000), ("sync_period_ms", 50), ("thin", 3), ("sharing_percent", 100)),
+    *(("users", 0), ("sizes", 0)),
+)
+"""A third of the clients' calls show a wrong clock too, and so do nodes that turn a hundred times a second.
+What `sizes` says of delays holds where the cluster knows the time."""
 FINE = (("loop_gap_us", 5_000), *COARSE[1:])
 """Where clocks are wrong by milliseconds: what came that much too early would hide in longer gaps."""
 
@@ -32,13 +36,10 @@ FINE = (("loop_gap_us", 5_000), *COARSE[1:])
 class _Load(NodeLoad):
     def __init__(self, cluster: ClockCluster, changes: dict[str, Any]) -> None:
         super().__init__(cluster)
-        self._cluster = cluster
         self._changes = changes
 
-    def build(self, machine: Machine) -> CoreProcess:
-        stage = self._cluster
-        config = replace(small_config(stage.world.seed, stage.shape), **self._changes)
-        return CoreProcess(machine, stage.founders, stage.config.guards, config, stage.shape, self._census, Rolled())
+    def node_config(self) -> CoreConfig:
+        return replace(super().node_config(), **self._changes)
 
 
 @dataclass(slots=True)
