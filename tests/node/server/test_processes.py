@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
-from tests.process.commands import COMMAND, commands_here
+from tests.process.commands import commands_here
 from tickwheel.node.config import read_config
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, free_ports
 from tickwheel.node.metrics import METRICS
@@ -163,27 +163,33 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
             assert "Traceback" not in refused.stderr
 
 
+SLOW_START = """
+import runpy, sys
+from tickwheel.node.server import process
+
+def wait(*_):
+    print(flush=True)
+    sys.stdin.read()
+
+process.open_identity = wait
+runpy.run_module("tickwheel.node.cli.main", run_name="__main__", alter_sys=True)
+"""
+"""A node that says when it reads its data, and does not get further."""
+
+
 def test_a_node_that_still_starts_ends_in_order_and_is_not_ended_by_a_reload(tmp_path: Path) -> None:
-    """By handlers of its own: the first process of a container gets no other signals. It waits for a certificate."""
-    certificate = tmp_path / "n1.crt"
-    os.mkfifo(certificate)
-    settings = {
-        "cluster.id": "c",
-        "node.id": "n1",
-        "node.data_dir": tmp_path / "data",
-        "listen.metrics_bind": "",
-        **{f"tls.client_{part}_file": certificate for part in ("cert", "key", "ca")},
-    }
-    command = [*COMMAND, "node"]
-    for name, value in settings.items():
-        command += ["--set", f"{name}={value}"]
-    with (
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as node,
-        certificate.open("wb"),  # once the node reads it
-    ):
+    """By handlers of its own: the first process of a container gets no other signals."""
+    command = [sys.executable, "-c", SLOW_START, "node", "--insecure"]
+    for setting in ("cluster.id=c", "node.id=n1", f"node.data_dir={tmp_path / 'data'}", "listen.metrics_bind="):
+        command += ["--set", setting]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    ) as node:
+        assert node.stdout is not None and node.stdout.read(1) == b"\n"
         node.send_signal(signal.SIGHUP)
         node.terminate()
-        assert node.communicate(timeout=30)[1] == b"" and node.returncode == 0
+        assert node.wait(30) == 0
+        assert node.communicate()[1] == b""
 
 
 async def test_dropped_links_are_counted_and_a_node_without_majority_is_alive_and_not_ready(tmp_path: Path) -> None:
