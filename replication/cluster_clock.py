@@ -4,13 +4,16 @@ Every node asks every other for its wall clock twice a second, outside the log. 
 to its 50 ms sync. Each answer, and the node's own wall clock, is an interval. The cluster's
 time is steered (`SlewedTime`) to the time in which a majority of intervals agrees, at a measured rate
 (clock_intervals.py has both). Between agreements, and without one (`Holdover`), the monotonic clock carries the time
-on, so a step of a wall clock moves nothing. Used by the core on its one thread; nothing else in
-a node reads a wall clock.
+on, so a step of a wall clock moves nothing. A node reads that clock a few times a second at least. A longer gap between
+two readings is a pause of the node or a jump of the clock, and only the others can tell which: the time goes on without
+the gap until a majority has answered anew. Used by the core on its one thread; nothing else in a node reads a wall
+clock.
 
 Invariants:
 - The time by which a master has acted never goes back, and never runs faster than `slew_ppm_max` allows. It is set, not
-  steered, in two cases only: at the first agreement, and when a new master's time is ahead of everything that it has
-  heard masters say. In the second case the time is set back to theirs and catches up at that rate.
+  steered, in three cases only: at the first agreement; forward, when a majority confirms that a gap has passed; and
+  when a new master's time is ahead of everything that it has heard masters say. In the last case the time is set back
+  to theirs and catches up at that rate.
 - While a majority of the members' clocks is right, the time is wrong by at most `error_ns`.
 - A peer's answers can only move that peer's own interval.
 
@@ -34,7 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tickwheel.proto.peer_pb2 import ClockAnswer, ClockAsk, PeerFrame
-from tickwheel.replication.clock_intervals import PPB, ClockSamples, DriftEstimate, Interval, agree
+from tickwheel.replication.clock_intervals import PPB, Agreement, ClockSamples, DriftEstimate, Interval, agree
 from tickwheel.replication.ports import NS_PER_MS, Clock
 
 NS_PER_US = 1_000
@@ -45,8 +48,8 @@ ASKS_MAX = 8
 FIRST_PERIOD_NS = 50 * NS_PER_MS
 """Pause between questions until the nodes agree for the first time."""
 FIRST_WAIT_NS = 200 * NS_PER_MS
-"""How long the first agreement waits for the answers of all peers: the majority whose clocks agree best may not be the
-one that answers first."""
+"""How long the first agreement, and the first after a gap, waits for the answers of all peers: the majority whose
+clocks agree best may not be the one that answers first."""
 CALM_NS = 2_000_000_000
 """A correction is spread over this while the time lies within the agreed interval: it may be noise."""
 QUICK_NS = 200_000_000
@@ -132,17 +135,25 @@ class ClusterClock:
         self._unanswered = 0
         """Open questions of this round. The node agrees when all are answered, or at the next round."""
         self._first_ns = 0
-        """Since when a majority agrees for the first time while other peers have not answered yet."""
+        """Since when a majority agrees for the first time, or first after a gap, while others have not answered."""
         self._error_ns = 0
         self._error_at_ns = 0
         self._leading = False
         self._acted = False
         """This node has been master, so the first agreement steers its time instead of setting it."""
+        self._read_ns = clock.monotonic_ns()
+        self._doubted_ns = 0
+        """Gaps between readings that no majority has confirmed yet; the time goes on without them."""
+        self._fresh_from_ns = 1
+        """Answers to earlier questions do not count: the monotonic clock may have jumped since. At least 1: a member
+        that has never answered has a `newest_ns` of 0."""
         self._heard = HeardTime()
         self._started_ns = clock.monotonic_ns()
         self.steers = 0
         """Count of times that the time was steered or set."""
         self.jumps_refused = 0
+        """Count of new masters' times that were set back, and of gaps in which less time has passed than the monotonic
+        clock says."""
         self.cursors_ahead = 0
         """Count of applied dispatches that were too early by this node's time."""
 
@@ -150,14 +161,15 @@ class ClusterClock:
 
     def now_ms(self) -> int:
         """The cluster's time in milliseconds since the Unix epoch; due times are compared with it."""
-        return self._time.at(self._monotonic_ns()) // NS_PER_MS
+        return self._time.at(self._read()) // NS_PER_MS
 
     def next_full_ms(self) -> int:
         """The same, rounded up: the first full millisecond that is not before now."""
-        return -(-self._time.at(self._monotonic_ns()) // NS_PER_MS)
+        return -(-self._time.at(self._read()) // NS_PER_MS)
 
     def at_ms(self, now_ns: int) -> int:
         """The cluster's time in milliseconds at a reading of the monotonic clock."""
+        self._seen(now_ns)
         return self._time.at(now_ns) // NS_PER_MS
 
     @property
@@ -167,23 +179,23 @@ class ClusterClock:
 
     def may_dispatch(self, now_ns: int | None = None) -> bool:
         """Whether a master may dispatch by this time now."""
-        return (self._monotonic_ns() if now_ns is None else now_ns) < self._dispatch_until_ns
+        return (self._read() if now_ns is None else now_ns) < self._dispatch_until_ns
 
     def state(self) -> TimeState:
         """The state of the agreement."""
-        return self._holdover.state(self._monotonic_ns())
+        return self._holdover.state(self._read())
 
     def error_ns(self) -> int:
         """Bound of the error; grows until the next agreement. 0 before the first one, when there is no bound."""
-        now_ns = self._monotonic_ns()
+        now_ns = self._read()
         if self._holdover.agreed_ns is None:
             return 0
         aged_ns = (now_ns - self._error_at_ns) * self._drift_ppb() // PPB
-        return self._error_ns + aged_ns + abs(self._time.left_ns(now_ns))
+        return self._error_ns + aged_ns + abs(self._time.left_ns(now_ns)) + self._doubted_ns
 
     def view(self) -> ClockView:
         """A snapshot for status and metrics."""
-        now_ns = self._monotonic_ns()
+        now_ns = self._read()
         time_ns = self._time.at(now_ns)
         agreed_ns = self._holdover.agreed_ns
         skews: dict[str, Skew] = {}
@@ -202,10 +214,24 @@ class ClusterClock:
             skews=skews,
         )
 
+    def _read(self) -> int:
+        now_ns = self._monotonic_ns()
+        self._seen(now_ns)
+        return now_ns
+
+    def _seen(self, now_ns: int) -> None:
+        """Every reading of the monotonic clock comes here, before the time is carried on by it."""
+        gap_ns = now_ns - self._read_ns
+        if gap_ns > 0:
+            if gap_ns > self._patience_ns and self._holdover.agreed_ns is not None:
+                self._doubt(now_ns, gap_ns)
+            self._read_ns = now_ns
+
     # -- the loop
 
     def tick(self, now_ns: int, members: Callable[[], Sequence[str]], send: Send) -> None:
         """Ask the other members if a question is due. `send` returns False if a frame could not be sent."""
+        self._seen(now_ns)
         if now_ns < self._next_ns:
             return
         period_ns = self._settings.sample_period_ms * NS_PER_MS
@@ -248,7 +274,7 @@ class ClusterClock:
         if frame.HasField("clock_ask"):
             answer = ClockAnswer(echo_sent_ns=frame.clock_ask.sent_ns, wall_ms=self._clock.wall_ms())
             if self._holdover.agreed_ns is not None:
-                answer.time_us = self._time.at(self._monotonic_ns()) // NS_PER_US
+                answer.time_us = self._time.at(self._read()) // NS_PER_US
                 answer.acted_by = self._leading
             return PeerFrame(clock_answer=answer)
         if frame.HasField("clock_answer"):
@@ -256,7 +282,7 @@ class ClusterClock:
         return None
 
     def _answered(self, peer_id: str, answer: ClockAnswer) -> None:
-        now_ns = self._monotonic_ns()
+        now_ns = self._read()
         member = self._members.get(peer_id)
         if member is None or answer.echo_sent_ns not in member.asks:
             return
@@ -275,8 +301,8 @@ class ClusterClock:
     def sync_answered(self, peer_id: str, echo_sent_ns: int, wall_ms: int) -> None:
         """Master only: a slave has answered a sync of this term, with its wall clock."""
         member = self._members.get(peer_id)
-        now_ns = self._monotonic_ns()
-        if member is not None:
+        now_ns = self._read()
+        if member is not None and echo_sent_ns >= self._fresh_from_ns:
             self._sampled(member, now_ns, now_ns - echo_sent_ns, wall_ms)
             if now_ns - self._error_at_ns >= SYNC_PAUSE_NS:
                 self._agree()
@@ -299,9 +325,9 @@ class ClusterClock:
         return FOREVER_NS if until_ns is None else until_ns
 
     def _read_own(self, member: _Member) -> None:
-        before_ns = self._monotonic_ns()
+        before_ns = self._read()
         low_ns = self._clock.wall_ms() * NS_PER_MS
-        now_ns = self._monotonic_ns()
+        now_ns = self._read()
         shown = Interval(low_ns, low_ns + NS_PER_MS + now_ns - before_ns)
         member.samples.add(now_ns, shown, self._drift.rate_ppb, self._drift_ppb())
 
@@ -311,7 +337,7 @@ class ClusterClock:
         own = members.get(self._node_id)
         if own is not None:
             self._read_own(own)
-        now_ns = self._monotonic_ns()
+        now_ns = self._read()
         time_ns = self._time.at(now_ns)
         rate_ppb, drift_ppb = self._drift.rate_ppb, self._drift_ppb()
         # Without a recent answer a member's interval is carried on by this node's oscillator alone, and would only
@@ -323,7 +349,9 @@ class ClusterClock:
         for member in members.values():
             shown = member.samples.at(now_ns, rate_ppb, drift_ppb)
             newest = member.samples.newest(now_ns, rate_ppb, drift_ppb)
-            if shown is not None and newest is not None and now_ns - member.samples.newest_ns <= patience_ns:
+            if shown is None or newest is None or member.samples.newest_ns < self._fresh_from_ns:
+                continue
+            if now_ns - member.samples.newest_ns <= patience_ns:
                 intervals.append(Interval(shown.low_ns - time_ns, shown.high_ns - time_ns))
                 sure.append(Interval(newest.low_ns - time_ns, newest.high_ns - time_ns))
                 heard_ns.append(member.samples.newest_ns)
@@ -332,7 +360,8 @@ class ClusterClock:
         if agreement is None:
             return
         first = self._holdover.agreed_ns is None
-        if first and any(m.asks and not m.samples.newest_ns for m in members.values()):
+        unheard = [m for m in members.values() if m.samples.newest_ns < self._fresh_from_ns]
+        if unheard and (self._doubted_ns or (first and any(m.asks for m in unheard))):
             self._first_ns = self._first_ns or now_ns
             if now_ns - self._first_ns < FIRST_WAIT_NS:
                 return
@@ -345,10 +374,33 @@ class ClusterClock:
             self._time.put(now_ns, time_ns + off_ns)
             self.steers += 1
         else:
-            self._steer(now_ns, off_ns, CALM_NS if off_ns <= 0 <= agreement.high_ns else QUICK_NS)
+            passed_ns = self._confirm(now_ns, agreement) if self._doubted_ns else 0
+            calm = off_ns <= passed_ns <= agreement.high_ns
+            self._steer(now_ns, off_ns - passed_ns, CALM_NS if calm else QUICK_NS)
         self._error_ns, self._error_at_ns = agreement.error_ns, now_ns
         self._holdover.agreed(agreed_ns)
         self._dispatch_until_ns = self._until()
+
+    def _doubt(self, now_ns: int, gap_ns: int) -> None:
+        """The time stands where it stood before the gap, and goes on from there. Ask everybody now."""
+        self._time.put(now_ns, self._time.at(self._read_ns))
+        self._doubted_ns += gap_ns
+        self._fresh_from_ns = now_ns
+        self._first_ns = self._next_ns = self._unanswered = 0
+        for member in self._members.values():
+            member.asks.clear()  # their answers would take the gap for a round trip
+
+    def _confirm(self, now_ns: int, agreement: Agreement) -> int:
+        """A majority has answered since the gap. Sets the time forward by what has passed of it, and returns that."""
+        doubted_ns, self._doubted_ns = self._doubted_ns, 0
+        passed_ns = min(doubted_ns, max(0, agreement.time_ns))
+        self._time.put(now_ns, self._time.at(now_ns) + passed_ns)
+        jumped_ns = doubted_ns - max(0, agreement.high_ns)
+        if jumped_ns > 0:
+            self._heard.set_back(self._fresh_from_ns, jumped_ns)
+        if jumped_ns > self._settings.skew_warn_ms * NS_PER_MS:
+            self.jumps_refused += 1
+        return passed_ns
 
     def _steer(self, now_ns: int, off_ns: int, over_ns: int) -> None:
         self.steers += 1
@@ -365,7 +417,7 @@ class ClusterClock:
     def heard_master(self, time_ms: int) -> None:
         """The master of this term has sent its time, in a frame sent after this node's start; 0: it has none."""
         if time_ms:
-            now_ns = self._monotonic_ns()
+            now_ns = self._read()
             self._heard.hear(now_ns, time_ms * NS_PER_MS, NS_PER_MS + now_ns - self._started_ns)
 
     def begin_mastership(self) -> None:
@@ -377,7 +429,7 @@ class ClusterClock:
         errors include how long the master's time may have been under way.
         """
         self._leading = self._acted = True
-        now_ns = self._monotonic_ns()
+        now_ns = self._read()
         heard_ns = self._heard.furthest_ns(now_ns)
         if heard_ns is None:
             return
@@ -395,7 +447,7 @@ class ClusterClock:
         """This node is no longer master. Its time was the cluster's until now, so it counts as heard."""
         if self._leading:
             self._leading = False
-            now_ns = self._monotonic_ns()
+            now_ns = self._read()
             self._heard.hear(now_ns, self._time.at(now_ns), 0)
 
     def judge_cursor(self, due_ms: int) -> None:
@@ -403,7 +455,7 @@ class ClusterClock:
 
         It only counts: apply must have the same result on every node.
         """
-        now_ns = self._monotonic_ns()
+        now_ns = self._read()
         early_ns = (due_ms - self._settings.skew_warn_ms) * NS_PER_MS - self._time.at(now_ns)
         if early_ns > 0 and self._holdover.state(now_ns) is TimeState.AGREED and early_ns > self.error_ns():
             self.cursors_ahead += 1
@@ -500,6 +552,12 @@ class HeardTime:
     def hear_bound(self, now_ns: int, most_ns: int) -> None:
         """A master's time is at most `most_ns`."""
         self._bound(now_ns, most_ns, sharp=True)
+
+    def set_back(self, before_ns: int, by_ns: int) -> None:
+        """The monotonic clock has jumped ahead by `by_ns` since the reports of before `before_ns`."""
+        for said in (*self._spans, self._most):
+            if said is not None and said.at_ns < before_ns:
+                said.ahead_ns -= by_ns
 
     def _bound(self, now_ns: int, most_ns: int, *, sharp: bool) -> None:
         bound, most = _Furthest(most_ns - now_ns, now_ns), self._most

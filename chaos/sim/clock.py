@@ -2,7 +2,7 @@
 
 The monotonic reading starts at another value on every machine, as it does on real ones, so that
 comparing two machines' readings shows as a bug. Faults set `skew_ms` (what the wall clock is off by)
-and the drift (both readings run fast or slow); `heal` is NTP finding its way back.
+and the drift (both readings run fast or slow, or jump ahead); `heal` is NTP finding its way back.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class SimulatedClock:
         self._drifted_ns = self._drift_ns()
         self._drift_since_ns = self._world.now_ns
         self._drift_ppm = ppm
+
+    def jump(self, by_ms: int) -> None:
+        """The machine counts time that has not passed: both readings are ahead from now on."""
+        self._drifted_ns += by_ms * MS
 
     def heal(self) -> None:
         """The wall clock is set right, and both keep time from now on. The monotonic one stays where it is."""

@@ -206,7 +206,8 @@ def test_the_operator_lets_the_own_clock_do() -> None:
 
 @pytest.mark.parametrize("whom", ["master", "slave"])
 def test_a_pause_of_twenty_seconds(whom: str) -> None:
-    """P3, P4: the frozen node wakes with the right time; nothing is early, and all that waited comes."""
+    """P3, P4: the frozen node has the right time once the others have told it, and not a later one before; nothing is
+    early, and all that waited comes."""
     cluster = ClockCluster(8, seconds=24)
     frozen: list[Machine] = []
 
@@ -216,14 +217,44 @@ def test_a_pause_of_twenty_seconds(whom: str) -> None:
 
     offs: list[float] = []
 
-    def thaw() -> None:
-        frozen[0].thaw()
+    def look() -> None:
         clock = cluster.core(frozen[0]).clock
         offs.append(clock.now_ms() - cluster.world.start_wall_ms - cluster.world.now_ns / MS)
 
-    cluster.play(ClockScript(cluster, {3: freeze, 23: thaw}))
-    assert -SLACK_MS < offs[0] < 1
+    def thaw() -> None:
+        frozen[0].thaw()
+        look()
+
+    cluster.play(ClockScript(cluster, {3: freeze, 23: thaw, 23.1: look}))
+    assert offs[0] < 1 and -SLACK_MS < offs[1] < 1
     assert cluster.watch.ahead_ms < 1 and cluster.watch.behind_ms < SLACK_MS
+
+
+def test_the_masters_monotonic_clock_jumps_ahead() -> None:
+    """P3, P4: in full flight, and its wall clock with it. No message is early by it, and they go on coming."""
+    cluster = ClockCluster(11, seconds=8)
+    delivered = seen(cluster, Delivered)
+    cluster.play(ClockScript(cluster, {4: lambda: cluster.leader.clock.jump(10_000)}))
+    assert cluster.watch.ahead_ms < 1
+    assert all(between(delivered, 5 + half / 2, 5.5 + half / 2) for half in range(6))
+
+
+def test_a_slave_whose_monotonic_clock_jumps_ahead_is_elected() -> None:
+    """It leads by the right time, though there is but one other to tell it, whose wall clock disagrees with its own."""
+    cluster = ClockCluster(12)
+    cluster.boot()
+    cluster.look()
+    absent, struck = cluster.slaves
+    absent.kill()
+    cluster.run(1)
+    struck.clock.jump(10_000)
+    cluster.leader.kill()
+    absent.start()
+    cluster.run(5)
+    core = cluster.core(cluster.leader)
+    assert cluster.leader is struck and core.clock.state() is TimeState.HOLDOVER and core.clock.may_dispatch()
+    assert cluster.watch.ahead_ms < 1
+    assert cluster.watch.behind_ms < 30, "the pause in which it jumped"
 
 
 def test_a_cluster_of_one_goes_by_its_own_clock() -> None:

@@ -43,6 +43,10 @@ class Machine:
         """From now on the oscillator is off by so much."""
         self._own_ns, self._since_ns, self.drift_ppm = self._passed_ns(), self.world.now_ns, ppm
 
+    def jump(self, by_ms: int) -> None:
+        """The oscillator counts time that has not passed: both clocks are ahead from now on."""
+        self._own_ns += by_ms * MS
+
     def _passed_ns(self) -> int:
         passed_ns = self.world.now_ns - self._since_ns
         return self._own_ns + passed_ns + passed_ns * self.drift_ppm // 1_000_000

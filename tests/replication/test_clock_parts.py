@@ -162,6 +162,20 @@ def test_what_masters_said_is_carried_on(words: list[tuple[int, int, int, bool]]
     assert doubt_ns <= 200 * SECOND * DRIFT_PPB // PPB, "words of hours ago do not count"
 
 
+def test_what_was_heard_before_a_jump_of_the_own_clock_is_less_far_ahead() -> None:
+    """And what was heard since is as it was."""
+    heard, jumped_ns = HeardTime(), 20 * SECOND
+    heard.hear(SECOND, 100 * SECOND, 0)
+    heard.hear_bound(SECOND, 100 * SECOND)
+    now_ns = 2 * SECOND + jumped_ns
+    assert heard.furthest_ns(now_ns) == 121 * SECOND
+    heard.set_back(now_ns, jumped_ns)
+    assert heard.furthest_ns(now_ns) == 101 * SECOND and heard.late_ns(now_ns, 0) == 0
+    heard.hear(now_ns, 102 * SECOND, 0)
+    heard.set_back(now_ns, jumped_ns)
+    assert heard.furthest_ns(now_ns) == 102 * SECOND
+
+
 @pytest.mark.parametrize(
     ("own_allowed", "agreed_ms", "now_ms", "state", "may"),
     [

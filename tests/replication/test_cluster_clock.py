@@ -261,18 +261,114 @@ def test_an_oscillator_that_goes_wrong_while_answers_are_slow_is_within_the_erro
     assert watch.beyond_ms <= 0
 
 
-def test_a_pause_of_twenty_seconds() -> None:
-    """A frozen process, or a machine that slept: its monotonic clock has counted, old answers harm nothing."""
+@pytest.mark.parametrize("seconds", [1, 20, 3_700])
+def test_a_pause(seconds: int) -> None:
+    """A frozen process, or a machine that slept: its monotonic clock has counted, which the others confirm at once."""
     world = agreed()
     world["a"].up = False
-    world.run(20)
+    world.run(seconds)
     world["a"].up = True
+    assert world["a"].state() in (TimeState.AGREED if seconds == 1 else TimeState.HOLDOVER, TimeState.EXPIRED)
+    told_ms = world["a"].time.error_ns() / MS
+    assert -told_ms <= world["a"].off_ms < 2
+    world.run(0.02)
     watch = Watch(world["a"])
-    assert watch.machine.state() is TimeState.HOLDOVER
-    assert abs(world["a"].off_ms) < 2
     world.run(5, watch)
     assert world["a"].state() is TimeState.AGREED
     assert watch.ahead_ms <= 0.5 and watch.behind_ms <= 2
+    assert world["a"].time.jumps_refused == 0
+    world["a"].time.begin_mastership()
+    assert world["a"].off_ms == pytest.approx(0, abs=2)
+
+
+@pytest.mark.parametrize("by_ms", [800, 20_000, HOUR_MS])
+@pytest.mark.parametrize("pause", [0, 5])
+def test_the_monotonic_clock_jumps_ahead(by_ms: int, pause: int) -> None:
+    """On a master, whose wall clock jumps with it; the jump may come in a pause. It is never ahead: what the others
+    confirm has passed, and no more."""
+    world = agreed()
+    world["a"].time.begin_mastership()
+    world.run(1)
+    world["a"].up = not pause
+    world.run(pause)
+    world["a"].up = True
+    world["a"].jump(by_ms)
+    watch = Watch(world["a"])
+    assert world["a"].off_ms < 1
+    world.run(0.02)
+    watch.last = None
+    world.run(5, watch)
+    assert watch.ahead_ms <= 0.5 and watch.behind_ms <= 3
+    assert watch.beyond_ms <= 0
+    assert world["a"].time.jumps_refused == 1
+
+
+@pytest.mark.parametrize("waits", [0, 2])
+def test_a_slave_jumps_ahead_and_is_elected(waits: float) -> None:
+    """What it heard masters say was carried on by the same clock. That is less far ahead as well from then on: it would
+    permit a jump of the time as large."""
+    world = agreed()
+    for _ in range(20):
+        world["b"].time.heard_master(world["a"].time.now_ms())
+        world.run(0.05)
+    world["b"].jump(20_000)
+    world.run(waits)
+    world["b"].time.begin_mastership()
+    watch = Watch(world["b"])
+    world.run(5, watch)
+    assert watch.ahead_ms <= 0.5 and watch.behind_ms <= 3
+    world["b"].time.end_mastership()
+    world.run(1)
+    world["b"].time.begin_mastership()
+    assert world["b"].time.jumps_refused == 1 and abs(world["b"].off_ms) < 2
+
+
+def test_answers_that_were_under_way_confirm_no_jump() -> None:
+    """They would show that the others answered late, and a late answer is in accord with the wall clock here."""
+    world = agreed()
+    for peer in "bc":
+        world.delays_ns[peer, "a"] = 300 * MS
+    world.run(2.1)
+    master, asked_ns = world["a"], world["a"].monotonic_ns()
+    master.time.begin_mastership()
+    master.jump(1_500)
+    for peer in "bc":
+        master.time.sync_answered(peer, asked_ns, world[peer].wall_ms())
+    ahead_ms = [master.off_ms]
+    world.run(3, lambda: ahead_ms.append(master.off_ms))
+    assert max(ahead_ms) <= 1
+
+
+def test_the_first_answer_confirms_no_jump_that_the_second_would_deny() -> None:
+    """Where clocks may be far apart, the clock here and one more are a majority: the closest two of all three count."""
+    world = agreed(settings=ClockSettings(tolerance_ms=5_000))
+    world.delays_ns["c", "a"] = 50 * MS
+    world.run(1)
+    master = world["a"]
+    master.time.begin_mastership()
+    master.jump(1_500)
+    assert master.off_ms < 1
+    master.time.sync_answered("b", master.monotonic_ns(), world["b"].wall_ms())
+    ahead_ms = [master.off_ms]
+    world.run(3, lambda: ahead_ms.append(master.off_ms))
+    assert max(ahead_ms) <= 1 and abs(master.off_ms) < 2
+
+
+def test_while_nobody_confirms_a_pause_the_time_is_late_and_says_so() -> None:
+    """Cut off from the others it cannot know, and goes on at its pace; then all of it is made good at once."""
+    world = agreed()
+    world["a"].up = False
+    world.run(4)
+    world["a"].up = True
+    for peer in "bc":
+        world.cut.add(frozenset(("a", peer)))
+    world.run(5)
+    assert world["a"].off_ms == pytest.approx(-4_000, abs=20)
+    assert world["a"].time.error_ns() > 4_000 * MS - 20 * MS
+    world.cut.clear()
+    world.run(0.6)
+    assert world["a"].off_ms == pytest.approx(0, abs=2)
+    assert world["a"].time.error_ns() < 5 * MS
 
 
 @pytest.mark.parametrize("seed", range(3))
