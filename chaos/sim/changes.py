@@ -7,13 +7,19 @@ from typing import Any
 
 from tickwheel.chaos.sim.clients import NO_ANSWER, Call, Wires, served
 from tickwheel.chaos.sim.history import History
-from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, RescheduleAnswered, RescheduleSent
+from tickwheel.chaos.sim.history_messages import (
+    CancelAnswered,
+    CancelSent,
+    RescheduleAnswered,
+    RescheduleRefused,
+    RescheduleSent,
+)
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.node.core.message_ids import id_of, message_id_of
 from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
-from tickwheel.proto import scheduler_pb2
+from tickwheel.proto import common_pb2, scheduler_pb2
 
 CHANGED_NEWEST = 300
 """Cancels and moves pick one of this many messages acknowledged last."""
@@ -77,7 +83,7 @@ class Changes:
         self._history.note(RescheduleSent, uid, id64, due_ms)
         answer = await self._wires.answer(self._wires.machine(target), moving(id64, due_ms))
         self._open -= 1
-        note_moved(self._history, uid, id64, answer)
+        note_moved(self._history, uid, id64, due_ms, answer)
 
 
 def moving(id64: int, due_ms: int) -> Call:
@@ -86,8 +92,10 @@ def moving(id64: int, due_ms: int) -> Call:
     return served(lambda core: handlers.reschedule(core, request, EVERYBODY))
 
 
-def note_moved(history: History, uid: int, id64: int, answer: Any) -> None:
-    """Write down the answer to a move, if it is one."""
+def note_moved(history: History, uid: int, id64: int, due_ms: int, answer: Any) -> None:
+    """Write down the answer to a move, if it is definite."""
     if isinstance(answer, scheduler_pb2.RescheduleResponse):
         name = scheduler_pb2.RescheduleOutcome.Name(answer.outcome)
         history.note(RescheduleAnswered, uid, id64, name, id_of(answer.id, 0), answer.due_ms)
+    elif isinstance(answer, Failure) and answer.reason != common_pb2.OUTCOME_UNKNOWN:
+        history.note(RescheduleRefused, uid, due_ms)

@@ -168,7 +168,7 @@ class Cold(AskingClients):
             return
         due_ms = self._world.wall_ms + self._rng.randrange(500, 4_000)
         self._history.note(RescheduleSent, uid, number, due_ms)
-        told = partial(self._wires.back, note_moved, self._history, uid, number)
+        told = partial(self._wires.back, note_moved, self._history, uid, number, due_ms)
         self._wires.call(self._wires.machine(self._rng.randrange(3)), lambda core: moving(number, due_ms)(core, told))
 
     async def _bring_moved(self) -> None:

@@ -105,6 +105,13 @@ class RescheduleAnswered(Record):
     due_ms: int
 
 
+class RescheduleRefused(Record):
+    """A move was refused, and so has no effect."""
+
+    uid: int
+    due_ms: int
+
+
 class Looked(Record):
     """The cluster's report of a message at the end. The state is a name of MessageState, or NOT_FOUND."""
 

@@ -13,7 +13,14 @@ from tickwheel.chaos.sim.checkers.p9_cancels import DefiniteCancel
 from tickwheel.chaos.sim.checkers.ports import TAKEN, TAKEN_FROM, AuditKept, PortsAnswer
 from tickwheel.chaos.sim.history import Record, RunBegan
 from tickwheel.chaos.sim.history_machines import DiskWiped, HoursRemoved
-from tickwheel.chaos.sim.history_messages import CancelAnswered, Delivered, ScheduleAcknowledged
+from tickwheel.chaos.sim.history_messages import (
+    CancelAnswered,
+    Delivered,
+    RescheduleAnswered,
+    RescheduleRefused,
+    RescheduleSent,
+    ScheduleAcknowledged,
+)
 from tickwheel.chaos.sim.history_ports import (
     AuditedAnswer,
     AuditedCall,
@@ -84,6 +91,23 @@ BAD: dict[str, Case] = {
         ],
     ),
 }
+AHEAD = ScheduleAcknowledged(1, "p", 1, (7,), (HOUR << 32,), (HOUR * HOUR_MS + 500,), False)
+INTO_GONE = RescheduleSent(2, 7, HOUR << 32, HOUR * HOUR_MS - 500)
+GONE = HoursRemoved(4 * SECOND, "n1", 1, 9, HOUR, HOUR, 0, 0)
+BAD["moved into a removed hour, and not counted"] = (
+    NoLoss,
+    [
+        BEGAN,
+        AHEAD,
+        INTO_GONE,
+        RescheduleAnswered(3, 7, HOUR << 32, "RESCHEDULED", (HOUR - 1) << 32, INTO_GONE.due_ms),
+        GONE,
+    ],
+)
+BAD["its move into a removed hour was refused"] = (
+    NoLoss,
+    [BEGAN, AHEAD, INTO_GONE, RescheduleRefused(3, 7, INTO_GONE.due_ms), GONE],
+)
 ACKNOWLEDGED = ScheduleAcknowledged(1, "p", 1, (7,), ((HOUR - 1) << 32,), (HOUR * HOUR_MS - 500,), False)
 NOT_FOUND = CancelAnswered(5 * SECOND, 7, (HOUR - 1) << 32, "NOT_FOUND")
 BAD["not found, and its hour not removed for retention"] = (DefiniteCancel, [BEGAN, ACKNOWLEDGED, NOT_FOUND])
@@ -116,6 +140,11 @@ GOOD: dict[str, Case] = {
     "an hour whose retention is over": (
         RetentionHolds,
         [BEGAN, HoursRemoved(3_100 * MS, "n1", 1, 9, HOUR, HOUR, HOUR * HOUR_MS, 1)],
+    ),
+    "perhaps moved into a removed hour": (NoLoss, [BEGAN, AHEAD, INTO_GONE, GONE]),
+    "its move into a removed hour was refused, and it came": (
+        NoLoss,
+        [BEGAN, AHEAD, INTO_GONE, RescheduleRefused(3, 7, INTO_GONE.due_ms), GONE, came(5)],
     ),
     "removed, and counted on every node": (
         NoLoss,

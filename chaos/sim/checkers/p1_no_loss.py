@@ -15,6 +15,7 @@ from tickwheel.chaos.sim.history_messages import (
     Delivered,
     Looked,
     RescheduleAnswered,
+    RescheduleRefused,
     RescheduleSent,
     ScheduleAcknowledged,
     ScheduleRefused,
@@ -35,7 +36,8 @@ class NoLoss(Checker):
     """P1: an acknowledged schedule is delivered to every group, or cancelled, or still pending because it is not due.
 
     Where retention is over within the run, it may remove a message instead, for every group that has not got it. The
-    cluster counts at least these.
+    cluster counts at least these. A message with an open move may be in several hours. It need not come if one of
+    them is removed, and is counted if it was in that one.
 
     Also tells the drain which messages are still missing.
     """
@@ -49,50 +51,51 @@ class NoLoss(Checker):
         self._delivered: dict[str, set[int]] = {}
         self._cancelled: set[int] = set()
         self._cancel_open: dict[int, int] = {}  # uid -> cancels sent and not answered
-        self._reschedule_open: dict[int, int] = {}
+        self._reschedule_open: dict[int, list[int]] = {}
+        """By message: times of moves that may have taken effect, or may yet."""
         self._hours: dict[int, int] = {}
-        """By message: the first hour that it may be in."""
-        self._removed: set[tuple[str, int]] = set()
-        """(group, message) that retention must have removed."""
+        """By message: the hour that it is in, but for an open move."""
         self._counted: dict[int, int] = {}
         """By index: messages that the removal there counts."""
 
     def _on_hours_removed(self, record: HoursRemoved) -> None:
         self._counted[record.index] = record.unsettled
 
-    def forget_gone(self) -> None:
-        for group, missing in self._missing.items():
-            gone = {uid for uid in missing if self._hours[uid] < self.gone_below}
-            missing -= gone
-            self._removed |= {(group, uid) for uid in gone}
+    def _may_be_gone(self, uid: int) -> bool:
+        """Whether retention has removed an hour that the message may be in."""
+        return self._hours[uid] < self.gone_below or any(map(self.was_due_in_gone, self._reschedule_open.get(uid, ())))
 
-    def _may_be_in(self, uid: int, hour: int) -> None:
-        self._hours[uid] = min(hour, self._hours.get(uid, hour))
+    def _removed(self) -> list[tuple[str, int]]:
+        """(group, message) that retention must have removed: nobody may have moved or cancelled the message."""
+        doubtful = self._reschedule_open.keys() | self._cancel_open.keys()
+        return [
+            (group, uid)
+            for group, missing in self._missing.items()
+            for uid in sorted(missing - doubtful)
+            if self._hours[uid] < self.gone_below
+        ]
 
     def settle_accounts(self, at_ns: int) -> None:
         super().settle_accounts(at_ns)
-        counted = sum(self._counted.values())
-        if counted < len(self._removed):
+        counted, removed = sum(self._counted.values()), self._removed()
+        if counted < len(removed):
             self.broken(
-                f"{len(self._removed)} messages (group, message) never came and are in removed hours; the cluster "
-                f"counts {counted}: {sorted(self._removed)[:5]}"
+                f"{len(removed)} messages (group, message) never came and are in removed hours; the cluster counts "
+                f"{counted}: {removed[:5]}"
             )
 
     def _on_delivered(self, record: Delivered) -> None:
         self._delivered.setdefault(record.group, set()).add(record.uid)
         self._missing.setdefault(record.group, set()).discard(record.uid)
-        self._removed.discard((record.group, record.uid))
 
     def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
         for uid, id64, due_ms in zip(record.uids, record.ids, record.due_ms, strict=True):
             if uid not in self._due_ms:
                 self._due_ms[uid] = due_ms
-                self._may_be_in(uid, id64 >> 32)
+                self._hours[uid] = id64 >> 32
                 for group in record.groups or self.run.groups:
                     if uid not in self._delivered.get(group, ()) and uid not in self._cancelled:
                         self._missing.setdefault(group, set()).add(uid)
-        if self.gone_below:
-            self.forget_gone()  # the receipt came after the removal
 
     def _on_cancel_sent(self, record: CancelSent) -> None:
         self._cancel_open[record.uid] = self._cancel_open.get(record.uid, 0) + 1
@@ -106,11 +109,9 @@ class NoLoss(Checker):
         self._cancelled.add(uid)
         for missing in self._missing.values():
             missing.discard(uid)
-        self._removed = {(group, removed) for group, removed in self._removed if removed != uid}
 
     def _on_reschedule_sent(self, record: RescheduleSent) -> None:
-        self._reschedule_open[record.uid] = record.due_ms
-        self._may_be_in(record.uid, record.due_ms // HOUR_MS)
+        self._reschedule_open.setdefault(record.uid, []).append(record.due_ms)
 
     def _on_reschedule_answered(self, record: RescheduleAnswered) -> None:
         self._reschedule_open.pop(record.uid, None)
@@ -118,18 +119,26 @@ class NoLoss(Checker):
             self._due_ms[record.uid] = record.due_ms
             self._hours[record.uid] = record.new_id >> 32
 
+    def _on_reschedule_refused(self, record: RescheduleRefused) -> None:
+        self._reschedule_open[record.uid].remove(record.due_ms)
+        if not self._reschedule_open[record.uid]:
+            del self._reschedule_open[record.uid]
+
     def _on_swept_seen(self, record: SweptSeen) -> None:
         # p9_cancels judges whether the sweep was right: here the message is cancelled or has this due time.
-        self._reschedule_open.pop(record.uid, None)
-        self._due_ms[record.uid] = record.due_ms
+        self._is_due(record.uid, record.due_ms)
         if record.state == "MESSAGE_CANCELLED":
             self._cancel(record.uid)
 
+    def _is_due(self, uid: int, due_ms: int) -> None:
+        """The cluster says so."""
+        self._reschedule_open.pop(uid, None)
+        self._due_ms[uid], self._hours[uid] = due_ms, due_ms // HOUR_MS
+
     def _on_keyed_seen(self, record: KeyedSeen) -> None:
         # p13_keys judges whether it may be so.
-        self._reschedule_open.pop(record.uid, None)
         if record.owed:
-            self._due_ms[record.uid] = record.due_ms
+            self._is_due(record.uid, record.due_ms)
         else:
             self._cancel(record.uid)
 
@@ -139,7 +148,7 @@ class NoLoss(Checker):
             (group, uid)
             for group, missing in self._missing.items()
             for uid in sorted(missing)
-            if self._latest_due_ms(uid) <= wall_ms and uid not in self._cancel_open
+            if self._latest_due_ms(uid) <= wall_ms and uid not in self._cancel_open and not self._may_be_gone(uid)
         ]
 
     def not_due(self, at_ns: int) -> list[int]:
@@ -149,7 +158,7 @@ class NoLoss(Checker):
         return sorted(uid for uid in missing if self._latest_due_ms(uid) > wall_ms and uid not in self._cancel_open)
 
     def _latest_due_ms(self, uid: int) -> int:
-        return max(self._due_ms[uid], self._reschedule_open.get(uid, 0))
+        return max([self._due_ms[uid], *self._reschedule_open.get(uid, [])])
 
     def _on_looked(self, record: Looked) -> None:
         known = record.uid in self._due_ms
