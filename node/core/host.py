@@ -83,9 +83,11 @@ class NodeHost:
         guards: Guards | None = None,
         report: Callable[[Reported], None] = lambda line: None,
         faults: Callable[[str, BaseException], None] | None = None,
+        on_no_room: Callable[[DiskFullError], None] | None = None,
     ) -> None:
         """`report` gets lines for operators. `faults` gets the errors that fail a request, with their ids; None: such
-        an error raises."""
+        an error raises. `on_no_room` ends the process instead of `on_fatal` if a start will succeed once the disk has
+        room."""
         self._config = config
         self._raft = raft
         self._identity = identity
@@ -93,7 +95,7 @@ class NodeHost:
         self._seed = seed
         self._members = list(members)
         self._joining = joining
-        self._on_fatal = on_fatal
+        self._on_fatal, self._on_no_room = on_fatal, on_no_room
         self._source = source
         self._guards = guards or Guards()
         self._report = report
@@ -334,6 +336,10 @@ class NodeHost:
             try:
                 self._rebuild()
             except Exception as error:  # half replaced: the process must not stay up doing nothing
+                if isinstance(error, DiskFullError) and self._on_no_room is not None:
+                    self._stopped = True
+                    self._on_no_room(error)
+                    return
                 self._fatal(f"a checkpoint could not be put in place: {error!r}")
 
     def _rebuild(self) -> None:

@@ -270,6 +270,7 @@ class NodeProcess:
                 source=source,
                 report=report,
                 faults=self._faults,
+                on_no_room=self._no_room,
             )
         except (DiskError, ImpossibleStateError) as error:
             raise self._unusable(error) from None
@@ -400,6 +401,11 @@ class NodeProcess:
     def _fatal(self, reason: str) -> None:
         log.error("fatal", reason=reason, exc_info=sys.exception())
         _exit_now(EXIT_DATA)
+
+    def _no_room(self, error: DiskFullError) -> None:
+        unusable = self._unusable(error)
+        log.error("fatal", reason=str(unusable), exc_info=error)
+        _exit_now(unusable.code)
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, DiskError) and not isinstance(error, DiskFullError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,8 @@ from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.peer_pb2 import CheckpointChunk
+from tickwheel.replication.journal import Journal
+from tickwheel.storage.disk import DiskFullError
 from tickwheel.storage.manifest import read_manifest
 
 
@@ -169,6 +172,19 @@ def test_a_checkpoint_that_cannot_be_put_in_place_ends_the_node() -> None:
     slave.disk.heal_reads()
     slave.start()
     assert slave.host is not None and slave.host.core.applied.index > 0
+    late.world.run_until(lambda: len(digests(late.world)) == 1)
+
+
+def test_a_disk_that_is_full_when_a_checkpoint_is_put_in_place_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends with another code than for damaged data, so its service starts it again."""
+    late = LateCopy()
+    slave = late.slave
+    with monkeypatch.context() as full:
+        full.setattr(Journal, "reset_to", Mock(side_effect=DiskFullError("No space left on device")))
+        late.arrive()
+        late.world.run(100)
+    assert slave.no_room == "No space left on device" and not slave.fatal
+    slave.start()
     late.world.run_until(lambda: len(digests(late.world)) == 1)
 
 

@@ -29,6 +29,7 @@ from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.journal import FsyncWork
 from tickwheel.replication.log import Member
+from tickwheel.storage.disk import DiskFullError
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.jobs import MergeJob
 
@@ -138,6 +139,7 @@ class Node:
         self.woken = True
         """Input has come since the last tick."""
         self.fatal = ""
+        self.no_room = ""
         self.reported: list[Reported] = []
         """What operators would read, of all its lives."""
         self.holds_merges = False
@@ -279,6 +281,7 @@ class Node:
             source=self,
             report=self.reported.append,
             faults=self.faults,
+            on_no_room=self._on_no_room,
         )
         self.host.start()
         for other in self.world_nodes():
@@ -295,8 +298,15 @@ class Node:
     def world_nodes(self) -> list[Node]:
         return [n for n in getattr(self.world, "nodes", {}).values() if n.host is not None]
 
+    def _on_no_room(self, error: DiskFullError) -> None:
+        self.no_room = str(error)
+        self._ended()
+
     def _on_fatal(self, reason: str) -> None:
         self.fatal = reason
+        self._ended()
+
+    def _ended(self) -> None:
         self.boot += 1
         self.host = None
         self.world.at(self.world.now_ns, self._connections_break)

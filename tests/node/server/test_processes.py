@@ -108,6 +108,10 @@ def test_a_full_disk_at_the_start_is_no_damage(tmp_path: Path, monkeypatch: pyte
     disk = node._open_disk()
     for error in (full, refused("pwritev", errno.ENOSPC, lambda: node._disk_uuid(disk))):
         assert error.code == process.EXIT_FAILED and "No space left on device; free space there" in str(error)
+    codes: list[int] = []
+    monkeypatch.setattr(process, "_exit_now", codes.append)
+    node._no_room(DiskFullError("No space left on device"))
+    assert codes == [process.EXIT_FAILED], "nor is one when a copied checkpoint is put in place"
     broken = refused("fdatasync", errno.EIO, lambda: node._disk_uuid(disk))
     assert broken.code == process.EXIT_DATA and "Input/output error; the disk is failing" in str(broken)
 
