@@ -164,6 +164,14 @@ class Agenda:
         if (group := self._groups.get(group_id)) is not None:
             group.topics = group.unsettled = None
 
+    def retain(self, exists: Callable[[int], bool]) -> None:
+        """Drop the groups that exist no more."""
+        self._groups = {group_id: group for group_id, group in self._groups.items() if exists(group_id)}
+        self._woken = set(filter(exists, self._woken))
+        self._passes = {group_id: begun for group_id, begun in self._passes.items() if exists(group_id)}
+        self._resting = [rest for rest in self._resting if exists(rest[1])]
+        heapq.heapify(self._resting)
+
     def forget_all(self) -> None:
         """Look at all topics of all groups."""
         self._resting.clear()

@@ -253,6 +253,7 @@ class Delivery(Part):
                     if self.sessions.close(session):
                         session.closed(error.failure)
             self.wake_group(group_id)
+        self.agenda.retain(lambda group_id: bool(self._state.group_name(group_id)))
 
     def windows_moved(self) -> None:
         """The floors of groups moved without a settlement, since unsettled messages went with their hours, or limits

@@ -93,6 +93,20 @@ def test_an_empty_topic_or_group_goes_at_once_and_an_unknown_one_is_named() -> N
         assert isinstance(answer, Failure) and answer.reason == common_pb2.UNKNOWN_NAME
 
 
+def test_a_group_that_is_gone_leaves_nothing_in_the_delivery() -> None:
+    """Groups that come and go for months would otherwise fill a master's memory."""
+    world = trio()
+    client = Client(world)
+    client.consume()
+    client.schedule([10])
+    world.run_until(lambda: came(client) == 1)
+    agenda = core_of(world).parts.delivery.agenda
+    assert agenda._groups
+    assert delete_group(world).state == SWEEP_FINISHED
+    world.run(1_000)
+    assert not (agenda._groups or agenda._passes or agenda._resting or agenda.woken)
+
+
 def test_a_long_deletion_is_answered_before_the_client_repeats_the_call() -> None:
     """With its state so far; it then goes on. An answer after that time would reach nobody."""
     world = trio(step_messages=1)
