@@ -142,6 +142,17 @@ GOOD: dict[str, Case] = {
         [BEGAN, HoursRemoved(3_100 * MS, "n1", 1, 9, HOUR, HOUR, HOUR * HOUR_MS, 1)],
     ),
     "perhaps moved into a removed hour": (NoLoss, [BEGAN, AHEAD, INTO_GONE, GONE]),
+    "a move was refused after the answer to another": (
+        NoLoss,
+        [
+            BEGAN,
+            AHEAD,
+            INTO_GONE,
+            RescheduleAnswered(3, 7, HOUR << 32, "RESCHEDULED", HOUR << 32, AHEAD.due_ms[0]),
+            RescheduleRefused(4, 7, INTO_GONE.due_ms),
+            came(5),
+        ],
+    ),
     "its move into a removed hour was refused, and it came": (
         NoLoss,
         [BEGAN, AHEAD, INTO_GONE, RescheduleRefused(3, 7, INTO_GONE.due_ms), GONE, came(5)],

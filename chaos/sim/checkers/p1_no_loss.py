@@ -120,9 +120,11 @@ class NoLoss(Checker):
             self._hours[record.uid] = record.new_id >> 32
 
     def _on_reschedule_refused(self, record: RescheduleRefused) -> None:
-        self._reschedule_open[record.uid].remove(record.due_ms)
-        if not self._reschedule_open[record.uid]:
-            del self._reschedule_open[record.uid]
+        moves = self._reschedule_open.get(record.uid, [])
+        if record.due_ms in moves:  # an answer to another move of the message ends the doubt about all
+            moves.remove(record.due_ms)
+            if not moves:
+                del self._reschedule_open[record.uid]
 
     def _on_swept_seen(self, record: SweptSeen) -> None:
         # p9_cancels judges whether the sweep was right: here the message is cancelled or has this due time.
