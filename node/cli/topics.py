@@ -14,7 +14,7 @@ from rich.markup import escape
 from tickwheel.client import AsyncClient, ExponentialBackoff, Group, RequestRefused, RetryPolicy, Sweep, Topic
 from tickwheel.client.moments import duration_of
 from tickwheel.node.cli.options import Asked, Commands, MadeBy
-from tickwheel.node.cli.output import as_dict, ask, confirm, duration, out, place, print_json, print_listing, say
+from tickwheel.node.cli.output import as_dict, ask, confirm, duration, out, place, print_json, print_listing, say, warn
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
 from tickwheel.node.times import span_text
 
@@ -148,11 +148,17 @@ def group_create(
 ) -> None:
     """Create a consumer group."""
     where, start_ms = place("--start-from", start_from)
-    group = ask(
-        lambda client: client.admin.create_group(
+
+    async def go(client: AsyncClient) -> tuple[Group, list[str]]:
+        known = {topic.name for topic in await client.admin.topics()}
+        made = await client.admin.create_group(
             name, topics, start_from=where, start_ms=start_ms, filter=filter, broadcasting=broadcasting, retry=policy
         )
-    )
+        return made, [topic for topic in dict.fromkeys(topics) if topic not in known]
+
+    group, new = ask(go)
+    for topic in new:
+        warn(f"topic {topic} did not exist, and was created; `tickwheel topic list` shows the others")
     say(as_dict(group), f"group {group.name} of {_topics(group)}")
 
 

@@ -414,7 +414,12 @@ def test_topics_groups_and_settings(run: Run) -> None:
     """Created, listed, deleted; a setting changes."""
     assert run("topic", "create", "made").code == 0
     assert "made" in [topic["name"] for topic in run("topic", "list", "--json").json]
-    assert run("group", "create", "team", "made", "--start-from", "latest").code == 0
+    team = run("group", "create", "team", "made", "--start-from", "latest")
+    assert team.code == 0 and "did not exist" not in team.err
+    typo = run("group", "create", "wrong", "made", "mdae")
+    assert typo.code == 0 and "topic mdae did not exist" in typo.err and "topic made" not in typo.err
+    assert run("group", "delete", "wrong").code == 0
+    assert run("topic", "delete", "mdae").code == 0
     assert "team" in run("group", "list").out
     assert run("group", "delete", "team").code == 0
     # One that begins at a time, and whose filter is none of the terminal's business.
