@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,19 +86,45 @@ QUICK = [
 ]
 
 
-def seeds(name: str) -> list[int]:
-    """The one that finds it by the table in docs/CHAOS.md, then others: while the table is right, one is enough."""
-    table = CHAOS.read_text()
-    row = re.search(rf"^\| {name} \|[^|]*\|[^|]*\| (\d+) \|", table, re.MULTILINE)
-    known = int(row[1]) - 1 if row else 0
-    return [known, *(seed for seed in range(24) if seed != known)]
+SHORTER = {
+    "own_leases_forgotten": (3, 7),
+    "disks_not_compared": (5, 8),
+    "keys_of_own_batch_unseen": (1, 1),
+    "extensions_not_told": (2, 1),
+    "stale_lease": (2, 1),
+    "transfer_marked": (2, 7),
+    "cancelled_before_apply": (1, 6),
+    "not_held_until_due": (1, 8),
+    "one_peer_believed": (1, 8),
+    "checksums_not_compared": (2, 1),
+    "cold_marks_ignored": (3, 1),
+    "deleted_topics_stay": (2, 5),
+    "journal_cut_early": (2, 8),
+    "deletion_cancels_nothing": (2, 1),
+    "handover_without_leases": (2, 8),
+}
+"""Seconds of load and faults that are enough for a bug, and a seed that finds it in them: runs shorter than those of
+the table in docs/CHAOS.md."""
+
+
+def hunts(name: str) -> Iterator[tuple[int, SimulationConfig, SimulationConfig]]:
+    """Seeds, each with a run that has the bug in it and the same run without it. The first seed finds the bug, until a
+    later version draws its dice anew; then others may, and at last runs as long as those of the table."""
+    bug, whole = config_of(name), whole_config_of(name)
+    row = re.search(rf"^\| {name} \|[^|]*\|[^|]*\| (\d+) \|", CHAOS.read_text(), re.MULTILINE)
+    lengths = [(bug.seconds, int(row[1]) - 1 if row else 0)]
+    if name in SHORTER:
+        lengths.insert(0, SHORTER[name])
+    for seconds, known in lengths:
+        for seed in (known, *(seed for seed in range(24) if seed != known)):
+            yield seed, replace(bug, seconds=seconds), replace(whole, seconds=seconds)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_quick_ones_are_found(name: str) -> None:
     """Checkers and workload notice an old bug, or a guard that is off, within a few seeds, and nothing without it."""
-    found = next(seed for seed in seeds(name) if simulate(seed, config_of(name)).failed)
-    assert not broken_when_whole(found, whole_config_of(name))
+    seed, whole = next((seed, whole) for seed, bug, whole in hunts(name) if simulate(seed, bug).failed)
+    assert not broken_when_whole(seed, whole)
 
 
 DIRECTED = [
@@ -125,11 +152,11 @@ DIRECTED = [
 def test_directed_ones_are_found_and_only_they(name: str) -> None:
     """The scenario that walks into the gap soon breaks a promise with the bug in it, and none without, though its
     faults had their effect."""
-    for seed in seeds(name):
-        if simulate(seed, config_of(name)).failed:
-            whole = simulate(seed, whole_config_of(name))
-            assert not whole.failed, whole.broken
-            if any(tally.effective for tally in whole.tallies.values()):
+    for seed, bug, whole in hunts(name):
+        if simulate(seed, bug).failed:
+            clean = simulate(seed, whole)
+            assert not clean.failed, clean.broken
+            if any(tally.effective for tally in clean.tallies.values()):
                 return
     raise AssertionError("found in no run in which the faults had their effect")
 
