@@ -43,10 +43,12 @@ DIGEST_TURN = 2_000
 """Producers or batches in one turn of a digest."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Batch:
     """The answer to a batch: ids and due times in row order, and a CRC32C of all columns for the digest. `checksum`: of
-    the request's content; None: not stated. `keys` as in RequestOutcome."""
+    the request's content; None: not stated. `keys` as in RequestOutcome.
+
+    Never changed. It is not frozen, since a frozen one takes three times as long to make."""
 
     ids: Ids
     due_ms: NDArray[np.int64]
@@ -84,11 +86,11 @@ def make_batch(
     ids: Ids, due_ms: NDArray[np.int64], checksum: int | None = None, keys: NDArray[np.uint8] | None = None
 ) -> Batch:
     """A batch with its own arrays (a slice would keep a whole entry's columns alive)."""
-    ids, due_ms, keys = ids.copy(), due_ms.copy(), None if keys is None else keys.copy()
-    crc: int = google_crc32c.extend(google_crc32c.value(ids.tobytes()), due_ms.tobytes())
+    crc: int = google_crc32c.value(ids.tobytes() + due_ms.tobytes())
     if keys is not None:
+        keys = keys.copy()
         crc = google_crc32c.extend(crc, keys.tobytes())
-    return Batch(ids, due_ms, crc, checksum, keys)
+    return Batch(ids.copy(), due_ms.copy(), crc, checksum, keys)
 
 
 def owner_differs(sender: Sender) -> Failure:
@@ -175,14 +177,17 @@ class Producers:
                 self._claim(producer_id, span, sender.owner, at_ms)
         span.last = sequence
         self.stated = self.stated or batch.checksum is not None
-        self._batches[producer_id, sequence] = batch
-        self.ids_kept += len(batch.ids)
+        key, ids = (producer_id, sequence), len(batch.ids)
+        self._batches[key] = batch
+        self.ids_kept += ids
         if self._shares is not None:
-            self._shares.use(share_of(span.owner), producer_id, at_ms)
-            self._shares.add(share_of(span.owner), (producer_id, sequence), len(batch.ids))
-        while span.last - span.first >= settings.producer_window_batches:
+            owner = share_of(span.owner)
+            self._shares.use(owner, producer_id, at_ms)
+            self._shares.add(owner, key, ids)
+        while sequence - span.first >= settings.producer_window_batches:
             self._forget_oldest(producer_id, span)
-        self.trim(settings, at_ms)
+        if self.ids_kept > settings.producer_window_ids or len(self._spans) > settings.producers_max:
+            self.trim(settings, at_ms)
 
     def trim(self, settings: Settings, now_ms: int) -> None:
         """Forget what exceeds the limits of all producers together. `now_ms`: a stamp of the log."""
@@ -359,7 +364,9 @@ class _Share:
 
 class _First:
     """Finds the share with the lowest rank, in O(log n) steps for each change on average. Each share with a rank has an
-    entry that counts, which is not above its rank and is corrected when it comes to the top."""
+    entry that counts, which is not above its rank and is corrected when it comes to the top. Entries of shares whose
+    rank became lower are made when one is looked for: with nearly every batch a rank becomes lower, and the first is
+    hardly ever asked for."""
 
     def __init__(self, shares: dict[str, _Share], rank: Callable[[_Share], tuple[int, int] | None]) -> None:
         """`rank` of a share; None: it is not looked for."""
@@ -368,23 +375,37 @@ class _First:
         self._entries: list[tuple[tuple[int, int], str]] = []
         self._counts: dict[str, tuple[int, int]] = {}
         """The rank in the entry that counts."""
+        self._lowered: set[str] = set()
+        """Shares whose entries may be above their ranks; some may be gone."""
 
     def lowered(self, name: str) -> None:
         """The rank of a share may have become lower, or is no longer None."""
-        rank = self._rank(self._shares[name])
-        counts = self._counts.get(name)
-        if rank is None or (counts is not None and counts <= rank):
-            return
-        self._counts[name] = rank
-        heapq.heappush(self._entries, (rank, name))
+        self._lowered.add(name)
+        if len(self._lowered) > len(self._shares) + SPARE_ENTRIES:
+            self._rebuild()
+
+    def _note_lowered(self) -> None:
+        for name in self._lowered:
+            share = self._shares.get(name)
+            rank = None if share is None else self._rank(share)
+            counts = self._counts.get(name)
+            if rank is not None and (counts is None or rank < counts):
+                self._counts[name] = rank
+                heapq.heappush(self._entries, (rank, name))
+        self._lowered.clear()
         if len(self._entries) > 2 * len(self._shares) + SPARE_ENTRIES:
-            ranks = ((name, self._rank(share)) for name, share in self._shares.items())
-            self._counts = {name: rank for name, rank in ranks if rank is not None}
-            self._entries = [(rank, name) for name, rank in self._counts.items()]
-            heapq.heapify(self._entries)
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        ranks = ((name, self._rank(share)) for name, share in self._shares.items())
+        self._counts = {name: rank for name, rank in ranks if rank is not None}
+        self._entries = [(rank, name) for name, rank in self._counts.items()]
+        heapq.heapify(self._entries)
+        self._lowered.clear()
 
     def find(self) -> str:
         """Name of the share with the lowest rank; there must be one."""
+        self._note_lowered()
         while True:
             noted, name = self._entries[0]
             if self._counts.get(name) != noted:
@@ -439,8 +460,10 @@ class Shares:
         if share is None:
             share = self._shares[name] = _Share(0, at_ms)
         share.used, share.used_ms = next(self._uses), at_ms
-        self.enter(name, producer_id)
-        share.producers.move_to_end(producer_id)
+        if producer_id in share.producers:
+            share.producers.move_to_end(producer_id)
+        else:
+            self.enter(name, producer_id)
 
     def enter(self, name: str, producer_id: str) -> None:
         """A producer belongs to a share that exists; it is the last one used if it is new there."""

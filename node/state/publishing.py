@@ -132,24 +132,26 @@ class Publishing:
             columns = _read_columns(publish, stamped_ms)
         except RequestError as error:
             return PublishResult([RequestOutcome(failure=error.failure) for _ in requests])
-        outcomes = self._decide(requests, self._unknown_topics(columns, requests))
+        # Each look at a field of a request makes an object.
+        parts = [(sender_of(request), request.count) for request in requests]
+        outcomes = self._decide(parts, self._unknown_topics(columns, requests))
         counts = [outcome is None for outcome in outcomes]
         if all(counts):
-            return self._append(requests, columns, settings, stamped_ms)
+            return self._append(parts, columns, settings, stamped_ms)
         result = PublishResult([])
         if any(counts):
-            taken_rows = np.repeat(counts, [request.count for request in requests])
-            taken = [request for request, counted in zip(requests, counts, strict=True) if counted]
+            taken_rows = np.repeat(counts, [count for _, count in parts])
+            taken = [part for part, counted in zip(parts, counts, strict=True) if counted]
             result = self._append(taken, _masked(columns, taken_rows), settings, stamped_ms)
         appended = iter(result.requests)
         answers: list[RequestOutcome] = []
-        for request, outcome in zip(requests, outcomes, strict=True):
+        for (sender, _), outcome in zip(parts, outcomes, strict=True):
             if outcome is None:
                 outcome = next(appended)
             elif isinstance(outcome, int | Batch):
                 first = answers[outcome] if isinstance(outcome, int) else outcome
                 outcome = RequestOutcome(first.ids, first.due_ms, repeated=True, keys=first.keys)
-                self._producers.touch(request.producer_id, stamped_ms)
+                self._producers.touch(sender.producer_id, stamped_ms)
             answers.append(outcome)
         return replace(result, requests=answers)
 
@@ -173,25 +175,25 @@ class Publishing:
         return found
 
     def _decide(
-        self, requests: Sequence[PublishRequest], unknown: dict[int, int]
+        self, parts: Sequence[tuple[Sender, int]], unknown: dict[int, int]
     ) -> list[RequestOutcome | Batch | int | None]:
-        """For each request: None (append it), a refusal, the remembered batch, or the request it repeats."""
+        """For each request (sender, number of messages): None (append it), a refusal, the remembered batch, or the
+        request it repeats."""
         outcomes: list[RequestOutcome | Batch | int | None] = []
         taken: dict[tuple[str, int], int] = {}
         last: dict[str, Sender] = {}
-        for number, request in enumerate(requests):
-            producer_id = request.producer_id
+        for number, (sender, count) in enumerate(parts):
+            producer_id = sender.producer_id
             outcome: RequestOutcome | Batch | int | None = None
             if producer_id:
-                sender = sender_of(request)
                 here = last.get(producer_id)
-                outcome = taken.get((producer_id, request.sequence))
+                outcome = taken.get((producer_id, sender.sequence))
                 if here is not None and sender.owner and here.owner and sender.owner != here.owner:
                     outcome = _refused(owner_differs(sender))
                 elif outcome is None:
-                    outcome = self._sequence(sender, request.count, here)
+                    outcome = self._sequence(sender, count, here)
                 else:
-                    problem = _differs(request, requests[outcome])
+                    problem = _differs(sender, count, *parts[outcome])
                     outcome = outcome if problem is None else _refused(problem)
             if outcome is None and number in unknown:
                 topic_id = unknown[number]
@@ -202,7 +204,7 @@ class Publishing:
                 facts = {"field": "topic_id", "value": str(topic_id)}
                 outcome = _refused(Failure(pb.UNKNOWN_NAME, text, facts))
             if outcome is None and producer_id:
-                taken[producer_id, request.sequence] = number
+                taken[producer_id, sender.sequence] = number
                 last[producer_id] = sender
             outcomes.append(outcome)
         return outcomes
@@ -217,12 +219,12 @@ class Publishing:
 
     def _append(
         self,
-        requests: Sequence[PublishRequest],
+        parts: Sequence[tuple[Sender, int]],
         columns: _Columns,
         settings: Settings,
         stamped_ms: int,
     ) -> PublishResult:
-        """Append the columns of requests that count."""
+        """Append the columns of requests (sender, number of messages) that count."""
         units = columns.units
         scheduled = len(units)
         keys: KeyOutcomes | None = None
@@ -246,17 +248,16 @@ class Publishing:
         else:
             due = due.astype(np.int64)
         outcomes: list[RequestOutcome] = []
+        accept = self._producers.accept
         at = 0
-        for request in requests:
-            part = slice(at, at + request.count)
-            at = part.stop
-            of_keys = keys[part] if keys is not None and keys[part].any() else None
-            outcome = RequestOutcome(ids[part], due[part], keys=of_keys)
-            outcomes.append(outcome)
-            if request.producer_id:
-                sender = sender_of(request)
-                batch = make_batch(outcome.ids, outcome.due_ms, sender.checksum, of_keys)
-                self._producers.accept(sender, batch, settings, stamped_ms)
+        for sender, count in parts:
+            end = at + count
+            own_ids, own_due = ids[at:end], due[at:end]
+            of_keys = keys[at:end] if keys is not None and keys[at:end].any() else None
+            at = end
+            outcomes.append(RequestOutcome(own_ids, own_due, keys=of_keys))
+            if sender.producer_id:
+                accept(sender, make_batch(own_ids, own_due, sender.checksum, of_keys), settings, stamped_ms)
         return PublishResult(outcomes, tuple(replaced), scheduled)
 
 
@@ -297,12 +298,11 @@ def judge(producers: Producers, sender: Sender, count: int, here: Sender | None 
     raise RequestError(Failure(pb.SEQUENCE_FORGOTTEN, text, facts))
 
 
-def _differs(request: PublishRequest, first: PublishRequest) -> Failure | None:
+def _differs(sender: Sender, count: int, first: Sender, first_count: int) -> Failure | None:
     """Why a request cannot be a repeat of an earlier one in the same command; None: it can."""
-    sender = sender_of(request)
-    if request.HasField("checksum") and first.HasField("checksum") and request.checksum != first.checksum:
+    if None not in (sender.checksum, first.checksum) and sender.checksum != first.checksum:
         return content_differs(sender)
-    return None if request.count == first.count else other_count(sender, request.count, first.count)
+    return None if count == first_count else other_count(sender, count, first_count)
 
 
 def _masked(columns: _Columns, taken_rows: NDArray[np.bool_]) -> _Columns:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.node.state.driver import HOUR_0, Driver, admin, publish_command
-from tickwheel.node.state.producers import IDLE_MS, Batch, Producers, Sender, make_batch, share_of
+from tickwheel.node.state.producers import IDLE_MS, SPARE_ENTRIES, Batch, Producers, Sender, make_batch, share_of
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import Command
@@ -121,6 +121,24 @@ def test_of_equal_shares_the_least_recently_used_goes() -> None:
         for name in names:
             run.use(name, f"cn/{name}")
         assert run.known() == list(names[1:])
+
+
+def test_owners_that_come_and_go_leave_nothing_behind() -> None:
+    """Neither limit's order of shares grows with their number, although that of ids is never asked for the first."""
+    run = Run()
+    for number in range(1_000):
+        run.use(f"p{number}", f"cn/{number}")
+    shares = run.producers._shares
+    assert shares is not None and len(run.producers) == LIMITS.producers_max
+    most = len(run.producers) + SPARE_ENTRIES
+    for first in (
+        shares._most_producers,
+        shares._longest_idle,
+        shares._most_ids,
+        shares._longest_idle_with_ids,
+    ):
+        assert len(first._lowered) <= most
+        assert len(first._counts) <= len(first._entries) + 1 <= 2 * most
 
 
 def test_who_was_away_for_a_day_gives_way() -> None:
