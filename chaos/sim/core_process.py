@@ -508,6 +508,8 @@ def _first_settings(shape: Shape) -> Settings | None:
         first.producers_max = shape.producers_max
     if shape.retention_ms:
         first.retention_ms = shape.retention_ms
+    if shape.window_messages:
+        first.window_messages_max = shape.window_messages
     return first if first.ListFields() else None
 
 

@@ -57,6 +57,8 @@ class RunBegan(Record):
     """Most messages that a group may have out with its consumers; 0: no limit that holds for the whole run."""
     retention_ms: int = 0
     """How long the cluster keeps unsettled messages; 0: longer than the run."""
+    window_messages: int = 0
+    """Messages of a topic that a group may have from its first unsettled one on; 0: more than a run has."""
 
 
 class FaultBegan(Record):

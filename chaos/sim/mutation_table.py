@@ -51,7 +51,7 @@ FEW_CLIENTS = tuple(
         *("lines", "pauses", "sweeps", "writes", "loads", "parcels"),
         *("stewards", "twins", "cold", "clerks", "schedules", "keys"),
         *("turn", "splits", "resets", "past_moves", "tight"),
-        *("users", "sizes", "producers_max", "retention_ms"),
+        *("users", "sizes", "producers_max", "retention_ms", "window_messages"),
     )
 )
 """A directed run has no more clients, and no more of their habits, than it needs, so that it stays what it is when some

@@ -165,8 +165,12 @@ class NodeLoad:
         patches = Patches()
         try:
             patches.put(unique_keys, "SHARDS", KEY_SHARDS)
+            wider: dict[str, tuple[int, int]] = {}
             if shape.retention_ms:
-                patches.put(settings, "BOUNDS", {**settings.BOUNDS, "retention_ms": (1, settings.DAY_MS)})
+                wider["retention_ms"] = (1, settings.DAY_MS)
+            if shape.window_messages:
+                wider["window_messages_max"] = (1, 1_000_000)
+            patches.put(settings, "BOUNDS", settings.BOUNDS | wider)
             for module, name, bound in (*(bounds if turn else ()), *(tight.BOUNDS if shape.tight else ())):
                 patches.put(module, name, bound)
             yield

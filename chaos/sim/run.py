@@ -196,6 +196,7 @@ class Cluster:
                 self.shape.loop_gap_us * MS // 1_000,
                 self.shape.in_flight_max,
                 self.shape.retention_ms,
+                self.shape.window_messages,
             )
         )
         rng = world.stream("boot")

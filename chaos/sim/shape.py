@@ -149,6 +149,9 @@ class Shape:
     retention_ms: int = _drawn(*(0,) * 5, 1_500, 3_000)
     """`retention_ms` of the cluster from its founding on: hours and dead letters go in the middle of the run, whatever
     groups have settled by then. 0: long after it."""
+    window_messages: int = _drawn(*(0,) * 7, 12)
+    """`window_messages_max` of the cluster from its founding on: a message that is not settled soon stops its group in
+    its topic. 0: more than a run has."""
     extra_stay: int = _drawn(1, long=(0,))
     """0: a member leaves for each newcomer that counts."""
     thin: int = _drawn(1)

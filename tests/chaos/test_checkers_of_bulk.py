@@ -23,7 +23,7 @@ from tests.chaos.test_checkers_of_groups import (
 from tickwheel.chaos.sim.checkers.bulk import LoadsOnce, WritesOnce
 from tickwheel.chaos.sim.checkers.p1_groups import ResetsHold
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Healed, Record, RunBegan
 from tickwheel.chaos.sim.history_bulk import (
     AbortAnswered,
     BlockStaged,
@@ -336,6 +336,14 @@ GOOD |= {
     "a second reset brings what the first left out": (Soon, [CALM, OPEN, *DUE, *resets(2_500, 5_000), first(5_100)]),
     "it was to be moved": (Soon, [CALM, OPEN, *DUE, RescheduleSent(2_200 * MS, 1, ID + 1, 0), first(5_100)]),
     "there were faults": (Soon, [replace(CALM, faults=("kill",)), OPEN, *DUE, first(5_100)]),
+    "others were in front of it in a small window": (
+        Soon,
+        [replace(CALM, window_messages=12), OPEN, *DUE, first(5_100)],
+    ),
+    "long healed, with others in front of it in a small window": (
+        Soon,
+        [replace(CALM, faults=("kill",), window_messages=12), Healed(0), OPEN, *DUE, first(9_100)],
+    ),
 }
 
 BAD |= {

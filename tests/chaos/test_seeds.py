@@ -74,11 +74,13 @@ def test_bulk_writers_and_loaders(seed: int) -> None:
         (1, {"users": 1}, ("CallRefused", "AuditedAnswer", "AuditSeen")),
         (0, {"producers_max": 60}, ("RepeatAnswered",)),
         (2, {"retention_ms": 1_500}, ("HoursRemoved",)),
+        (3, {"window_messages": 12, "mixing": 0}, ("Settled",)),
     ],
 )
 def test_client_ports_floods_and_retention(seed: int, clients: dict[str, int], kinds: tuple[str, ...]) -> None:
     """Limits and rights that change under the calls of programs and users, a flood of producers, hours removed while
-    groups lag: each alone. Seed 11 met a node that refused for good by a limit that had been raised."""
+    groups lag, a window of a few messages: each alone. Seed 11 met a node that refused for good by a limit that had
+    been raised."""
     shape = dict(FEW_CLIENTS) | {"listeners": 0, "couriers": 0} | clients
     config = SimulationConfig(
         level=Level.NODE, seconds=5, faults=("kill", "isolate", "freeze", "handover"), shape=tuple(shape.items())

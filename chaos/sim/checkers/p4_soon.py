@@ -3,7 +3,8 @@
 In a run without faults a message counts as waiting only while its group could have been handed it: while it has an open
 session with credit left, neither topic nor group is paused, and the group is not being reset: a reset may bring
 messages that an earlier one had skipped. Moved, ordered and broadcast messages are left to other checkers. With a limit
-of what a group has out, messages may wait for a lease to end: such a run is not judged.
+of what a group has out, or with a small window, messages may wait for consumers that think, or for leases to end: such
+a run is not judged.
 """
 
 from __future__ import annotations
@@ -77,7 +78,12 @@ class Soon(Checker):
     @property
     def _calm(self) -> bool:
         """Nothing delays messages."""
-        return not self.run.faults and not self.run.slow_work and not self.run.in_flight_max
+        return not self.run.faults and not self.run.slow_work and not self._held_back
+
+    @property
+    def _held_back(self) -> bool:
+        """Messages wait for the settlement of others."""
+        return bool(self.run.in_flight_max or self.run.window_messages)
 
     def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
         for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
@@ -143,7 +149,7 @@ class Soon(Checker):
         late_ns = record.at_ns - expected_ns
         if (late_ns <= LATE_NS_CALM_MOST and not self._calm) or record.uid in self._in_order:
             return
-        if after_heal and late_ns > LATE_NS_HEALED_MOST and not self.run.in_flight_max:
+        if after_heal and late_ns > LATE_NS_HEALED_MOST and not self._held_back:
             self.broken(f"message {record.uid} reaches {record.group} {late_ns / SECOND:.3f} s late, long healed")
         if since_ns >= 0 and not record.broadcast and record.uid not in self._moved:
             self._judge_calm(record, max(expected_ns, since_ns, CALM_FROM_NS))
