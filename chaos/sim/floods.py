@@ -1,7 +1,8 @@
 """A user who floods the cluster with producer ids, and two who keep to their part and repeat what was accepted.
 
 The cluster remembers few producers (Shape.producers_max). The flood is forgotten first: what the others repeat gets its
-first receipt.
+first receipt. That is so once the owners have shares, which needs the version of every member: until then the flood
+leaves room for others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from tickwheel.chaos.sim.asking import AskingClients, founding
 from tickwheel.chaos.sim.clients import NO_ANSWER, Call, Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
+from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history_messages import Row, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.history_ports import RepeatAnswered
 from tickwheel.chaos.sim.producers import plain_batch
@@ -31,6 +33,8 @@ IDS = 3
 FLOOD_EVERY_NS = 60 * MS
 FLOOD_IDS = 3
 """At a time: within little more than a second there are more than the cluster remembers."""
+FLOOD_IDS_BEFORE = 30
+"""In all, before owners have shares."""
 SEND_EVERY_NS = 500 * MS
 REPEATED_NS_MOST = 4 * SECOND
 ENDS = ("SEQUENCE_GAP", "SEQUENCE_FORGOTTEN", "SEQUENCE_TAKEN")
@@ -57,6 +61,7 @@ class Floods(AskingClients):
         self._members = (Consumers(wires, (Crowd(GROUP, (TOPIC,), nacks=0),), self._rng),)
         self._tidy = [_Sequences(user, f"{user}.{number}") for user in TIDY for number in range(IDS)]
         self._repeats = 0
+        self._flooded = 0
         self._target = 0
         """The machine that the flood calls."""
 
@@ -74,7 +79,13 @@ class Floods(AskingClients):
 
     async def _flood(self) -> None:
         for _ in range(FLOOD_IDS):
-            self._wires.run(self._flooding())
+            if self._flooded < FLOOD_IDS_BEFORE or self._owners_have_shares():
+                self._flooded += 1
+                self._wires.run(self._flooding())
+
+    def _owners_have_shares(self) -> bool:
+        processes = (machine.process for machine in self._wires.machines)
+        return any(isinstance(one, CoreProcess) and one.host.core.state.producers.by_owner for one in processes)
 
     async def _flooding(self) -> None:
         """One try under an id: it may be forgotten before another."""
