@@ -64,6 +64,7 @@ HINTS: Mapping[str, str] = {
     "NOT_CONFIRMED": "--yes confirms it without a question",
     "NO_DATA": "data_dir of the configuration names the directory: `tickwheel config check`",
     "PACKAGE": "a virtual environment of its own keeps optional packages apart",
+    "PIPELINE": "docs/PIPELINE.md says what each command needs, and what a failed one leaves",
     "OUTPUT": "the result could not be written; what the command did stays done",
     "PACKAGE_MISSING": "a virtual environment of its own keeps optional packages apart",
     "REBUILD": _DATA,
