@@ -242,6 +242,7 @@ def test_planned_times_before_a_change_have_their_runs(
 
     monkeypatch.setattr(Recurring, "apply", noting)
     monkeypatch.setattr(core.parts.planner, "tick", lambda now: None)
+    monkeypatch.setattr(core.parts.planner, "wait_ms", lambda now: None)
     if not room:
         monkeypatch.setattr(core.parts.planner, "_full", lambda: Failure(pb.LIMIT_REACHED, "full"))
     next_ms = shown(world).next_ms
