@@ -130,7 +130,7 @@ METRICS: tuple[MetricSpec, ...] = (
     gauge("clock_rate_ratio", "How much faster the cluster's time runs than this machine's oscillator."),
     gauge("clock_state", "1 for the state of the clocks' agreement.", "state"),
     gauge("clock_agreement_age_seconds", "Time since a majority of the clocks last agreed."),
-    counter("clock_jumps_refused", "Times a jump ahead was refused: of a new master's time, or this monotonic clock."),
+    counter("clock_jumps_refused", "Jumps ahead that were refused: a new master's time, or this monotonic clock."),
     counter("clock_cursors_ahead", "Applied dispatches that were early by this node's clock. Alert on it."),
     # Messages
     gauge("pending_messages", "Messages scheduled, not dispatched and not cancelled."),

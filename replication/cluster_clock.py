@@ -5,8 +5,8 @@ to its 50 ms sync. Each answer, and the node's own wall clock, is an interval. T
 time is steered (`SlewedTime`) to the time in which a majority of intervals agrees, at a measured rate
 (clock_intervals.py has both). Between agreements, and without one (`Holdover`), the monotonic clock carries the time
 on, so a step of a wall clock moves nothing. A node reads that clock a few times a second at least. A longer gap between
-two readings is a pause of the node or a jump of the clock, and only the others can tell which: the time goes on without
-the gap until a majority has answered anew. Used by the core on its one thread; nothing else in a node reads a wall
+two readings is a pause of the node or a jump of the clock, and only the others can tell which. The time leaves the gap
+out until a majority has answered anew. Used by the core on its one thread; nothing else in a node reads a wall
 clock.
 
 Invariants:
@@ -143,7 +143,7 @@ class ClusterClock:
         """This node has been master, so the first agreement steers its time instead of setting it."""
         self._read_ns = clock.monotonic_ns()
         self._doubted_ns = 0
-        """Gaps between readings that no majority has confirmed yet; the time goes on without them."""
+        """Length of the gaps that no majority has confirmed yet. The time leaves them out."""
         self._fresh_from_ns = 1
         """Answers to earlier questions do not count: the monotonic clock may have jumped since. At least 1: a member
         that has never answered has a `newest_ns` of 0."""
@@ -382,7 +382,7 @@ class ClusterClock:
         self._dispatch_until_ns = self._until()
 
     def _doubt(self, now_ns: int, gap_ns: int) -> None:
-        """The time stands where it stood before the gap, and goes on from there. Ask everybody now."""
+        """Leave the gap out of the time, and ask everybody at once."""
         self._time.put(now_ns, self._time.at(self._read_ns))
         self._doubted_ns += gap_ns
         self._fresh_from_ns = now_ns

@@ -38,7 +38,7 @@ HEARD_MS = 50.0
 ASK_S = 2.0
 WARNED, RIGHT_AGAIN = "a wall clock is wrong", "a wall clock is right again"
 DISAGREE, STOPPED = "the members' clocks do not agree", "dispatch has stopped: the members' clocks do not agree"
-JUMP = "the cluster's time was about to jump ahead; it goes on without the jump"
+JUMP = "refused a jump ahead of the cluster's time"
 
 Look = Callable[[], Awaitable[tuple[bool, str]]]
 """Whether something holds, and what was seen."""

@@ -30,7 +30,7 @@ class ClockWatch:
         """The lines that are due now."""
         lines = self._of_state(now_ns, status) + self._of_skews(now_ns, status)
         if jumps_refused > self._jumps:
-            text = "the cluster's time was about to jump ahead; it goes on without the jump"
+            text = "refused a jump ahead of the cluster's time"
             lines.append(Reported("error", text, {"slew_ms": round(status.clock_slew_ms)}))
         if cursors_ahead > self._early:
             text = "the master has dispatched messages that are not due by this node's time"

@@ -371,6 +371,16 @@ def test_while_nobody_confirms_a_pause_the_time_is_late_and_says_so() -> None:
     assert world["a"].time.error_ns() < 5 * MS
 
 
+def test_a_cluster_of_one_has_its_wall_clock_alone_to_tell_a_pause() -> None:
+    """It has nobody to ask, and must not stay late."""
+    world = agreed("a")
+    world["a"].up = False
+    world.run(20)
+    world["a"].up = True
+    world.run(0.02)
+    assert abs(world["a"].off_ms) < 2 and world["a"].time.jumps_refused == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_peer_that_lies_or_sends_garbage(seed: int) -> None:
     """Whatever one peer answers, when and however often, the time of the others is unmoved and nothing breaks."""
