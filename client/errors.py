@@ -125,6 +125,15 @@ def refused(field: str, value: object, limit: str) -> RequestRefused:
     return RequestRefused(f"{field}: {told}: {limit}", "INVALID_FIELD", facts)
 
 
+def check_names(given: Mapping[str, object], options: type[object]) -> None:
+    """Raise TypeError for an option that the TypedDict `options` does not have, as Python does for its parameters.
+
+    Without it nobody would notice a misspelt option: the message has no unique key, the worker its default.
+    """
+    if not given.keys() <= (known := options.__annotations__).keys():
+        raise TypeError(f"unexpected keyword argument {next(name for name in given if name not in known)!r}")
+
+
 class FilterDiffers(RequestRefused):
     """The caller's: the group has another filter (`limit`) than this consumer named (`value`)."""
 

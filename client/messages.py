@@ -15,7 +15,7 @@ from typing import NamedTuple, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.client.errors import refused
+from tickwheel.client.errors import check_names, refused
 from tickwheel.client.ids import id_text
 from tickwheel.client.moments import moment_of, ms_of, span_ms_of, span_of
 from tickwheel.client.payloads import Payload, encoded, with_content_type
@@ -220,10 +220,11 @@ def row_of(
     unique_key: str | None = None,
     **rest: Unpack[_Rest],
 ) -> Row:
-    """A message of MessageOptions. Raises RequestRefused for a wrong argument."""
+    """A message of MessageOptions. Raises RequestRefused for a wrong argument, TypeError for one that is none."""
     kind, when = when_of(at, delay, due_ms, delay_ms, level)
     name, rule = "", NO_RULE
     if rest or unique_key is not None:
+        check_names(rest, _Rest)
         on_key_conflict, key_until_settled = rest.get("on_key_conflict"), rest.get("key_until_settled", False)
         if unique_key is not None:
             name, rule = checked_key(unique_key), rule_of(on_key_conflict, key_until_settled)

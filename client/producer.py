@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tickwheel.client.batch_stream import Batch, BatchStream
 from tickwheel.client.cluster import Cluster
-from tickwheel.client.errors import ClientClosed, TickwheelError, refused, unforeseen
+from tickwheel.client.errors import ClientClosed, TickwheelError, check_names, refused, unforeseen
 from tickwheel.client.messages import (
     BatchReceipt,
     KeyOptions,
@@ -202,6 +202,7 @@ class Producer:
         """
         if sum(column is not None for column in (due_ms, delay_ms, delay_levels)) != 1:
             raise refused("due_ms", "several or none", "exactly one of due_ms, delay_ms and delay_levels")
+        check_names(keys, KeyOptions)
         on_key_conflict, key_until_settled = keys.get("on_key_conflict"), keys.get("key_until_settled", False)
         if not metas:
             check_no_rule(on_key_conflict, key_until_settled, "metas that have unique keys")

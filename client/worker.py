@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from tickwheel.client.async_client import AsyncClient
 from tickwheel.client.consumer import HOLD_S_MAX, UNAVAILABLE_S_MAX, Consumer
 from tickwheel.client.delivery import Delivery, SettleReceipt
-from tickwheel.client.errors import TickwheelError, refused
+from tickwheel.client.errors import TickwheelError, check_names, refused
 from tickwheel.client.handler_threads import HandlerThreads
 from tickwheel.client.handling import DEFAULT_RULES, Dead, Drop, Handler, Retry, Rules, action_of
 from tickwheel.client.moments import span_ms_of
@@ -132,8 +132,9 @@ class Worker:
         **options: Unpack[WorkerOptions],
     ) -> None:
         """`handlers`: by topic. A coroutine function runs on the loop, any other function in a thread. It gets the
-        Delivery and does not settle it. Raises RequestRefused for a wrong argument.
+        Delivery and does not settle it. Raises RequestRefused for a wrong argument, TypeError for one that is none.
         """
+        check_names(options, WorkerOptions)
         if not isinstance(handlers, Mapping):
             raise refused("handlers", repr(handlers), "a mapping of topics to functions")
         if not handlers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -22,6 +23,7 @@ from tickwheel.client import (
 )
 from tickwheel.client.errors import refused
 from tickwheel.client.rights import Grant
+from tickwheel.client.tracing import Tracing
 from tickwheel.node.core.schedule import intake
 from tickwheel.node.core.schedule.intake import from_message
 from tickwheel.node.failure import RequestError
@@ -49,8 +51,8 @@ def put(**changes: Any) -> Callable[[Any], Awaitable[Any]]:
 
 def sent(**changes: Any) -> Callable[[Any], Awaitable[Any]]:
     """A schedule of a message that is right but for these."""
-    given = {"topic": "t", "payload": b"x", "delay": SOON} | changes
-    return lambda client: client.schedule(given.pop("topic"), given.pop("payload"), **given)
+    given: dict[str, Any] = {"topic": "t", "payload": b"x", "delay": SOON} | changes
+    return lambda client: client.schedule(**given)
 
 
 WRONG: list[tuple[str, object, Callable[[Any], Awaitable[Any]]]] = [
@@ -131,6 +133,24 @@ async def test_refused_with_name_value_and_limit(
     assert refusal.value.field == field and refusal.value.limit, str(refusal.value)
     assert refusal.value.value in (str(value), repr(value))
     assert [schedule async for schedule in client.schedules.list()] == []
+    assert (await client.count_pending()).total == 0
+
+
+@pytest.mark.parametrize("call", [
+    *(sent(**{name: 5}) for name in ("unique_kei", "on_conflict", "at_ms")),
+    lambda client: client.producer().send("t", b"x", delay=SOON, tag="a"),
+    lambda client: client.producer().schedule_columns("t", [1], [1], b"x", on_conflict="replace"),
+    lambda client: client.reschedule("0-1-1", delay=SOON, due=5),
+    lambda client: client.reschedule_by_key("t", "k", delay=SOON, due=5),
+    lambda client: client.count_pending("t", keys="a"),
+    lambda client: asyncio.wait_for(Worker(client, "g", {"t": handle}, **cast(Any, {"concurency": 4})).run(), 0.01),
+])  # fmt: skip
+@pytest.mark.parametrize("traced", [False, True])
+async def test_a_misspelt_option(client: AsyncClient, call: Callable[[Any], Awaitable[Any]], traced: bool) -> None:
+    """A TypeError, as of any function of Python. A message without the key that its sender meant would be accepted."""
+    async with AsyncClient(client.cluster.addresses, tracing=Tracing() if traced else None) as other:
+        with pytest.raises(TypeError, match="unexpected keyword argument"):
+            await call(other)
     assert (await client.count_pending()).total == 0
 
 
