@@ -381,8 +381,8 @@ class CoreProcess:
         config = core.config
         proposals, proposal_bytes = core.log.in_flight()
         return (
-            ("batches waiting", core.parts.publisher.waiting, config.intake_requests_max),
-            ("bytes of batches waiting", core.parts.publisher.waiting_bytes, config.intake_bytes_max),
+            ("batches waiting", core.parts.publisher.waiting.requests, config.intake_requests_max),
+            ("bytes of batches waiting", core.parts.publisher.waiting.bytes, config.intake_bytes_max),
             ("dispatches in flight", core.parts.dispatcher.in_flight, config.dispatch_in_flight_max),
             ("proposals in flight", proposals, raft.proposals_max),
             ("bytes of proposals in flight", proposal_bytes, raft.proposal_bytes_max + raft.command_bytes_max),

@@ -107,7 +107,7 @@ class ReturningCallers:
 
     def __init__(self) -> None:
         self.until_ms = 0
-        """End of the wait for them; 0: they are not awaited."""
+        """End of the wait for them; 0: they are not awaited. Set to 0 when an entry leaves with all that waited."""
         self._wanted = 0
         self._enough = 0
         self._alone_until_ms = 0
@@ -132,24 +132,16 @@ class ReturningCallers:
         self.until_ms = now_ms + hold_ms
         self._enough = waiting + (callers + 1) // 2
 
-    def back(self, waiting: int, now_ms: int) -> bool:
-        """Whether callers who bring one message each are all waiting again, so soon that nobody else can have come."""
-        return waiting >= self._wanted and now_ms <= self._alone_until_ms
-
-    def left(self) -> None:
-        """An entry leaves with all that waited."""
-        self.until_ms = 0
-
-    def awaited(self, waiting: int, now_ms: int) -> bool:
-        """Whether an entry of so many requests should wait for them."""
-        if not self.until_ms:
-            return False
-        # More left than was ever held: the cluster's time was set back.
-        if waiting < self._wanted and 0 < self.until_ms - now_ms <= RETURN_MS_MAX:
-            return True
-        self.until_ms = 0
-        if waiting >= self._enough:
-            self._skips_next = 1
-        else:
-            self._skips, self._skips_next = self._skips_next, min(SKIPS_MAX, 2 * self._skips_next)
-        return False
+    def leaves_ms(self, waiting: int, now_ms: int) -> int | None:
+        """When an entry of so many requests leaves: `until_ms` while more are awaited; now, if callers who bring one
+        message each are all waiting again, so soon that nobody else can have come. None: they do not decide it."""
+        if self.until_ms:
+            # More left than was ever held: the cluster's time was set back.
+            if waiting < self._wanted and 0 < self.until_ms - now_ms <= RETURN_MS_MAX:
+                return self.until_ms
+            self.until_ms = 0
+            if waiting >= self._enough:
+                self._skips_next = 1
+            else:
+                self._skips, self._skips_next = self._skips_next, min(SKIPS_MAX, 2 * self._skips_next)
+        return now_ms if waiting >= self._wanted and now_ms <= self._alone_until_ms else None

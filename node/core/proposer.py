@@ -25,6 +25,7 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.pacing import GATHER_BYTES_MAX, PublishWindow, ReturningCallers, Spacing
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise, Reply
+from tickwheel.node.core.schedule.fair_queue import Waiting
 from tickwheel.node.core.serving import Fail, Serving
 from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure, invalid, limit_reached, outcome_unknown, refuse
@@ -51,10 +52,14 @@ Answer = Reply[CommandResult]
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Item:
+    """A command that waits to be proposed."""
+
     command: Command
     reply: Answer
     bytes: int
+    messages: int
+    """Messages that it schedules or settles. `changes_from_ms`: first due time that it can change; NO_CHANGE: none."""
     changes_from_ms: int
     topics: int = 1
     """Topics that it touches; a publish counts as one, since it is bounded by its size."""
@@ -65,14 +70,6 @@ class _Waiting:
     scheduled_bytes: int = 0
     """Bytes of schedules in it. `callers`: requests that brought them."""
     callers: int = 0
-
-    @property
-    def messages(self) -> int:
-        """Messages that it schedules or settles."""
-        kind = self.command.WhichOneof("body")
-        if kind == "publish":
-            return len(self.command.publish.due_ms) // 8
-        return sum(len(batch.ids) for batch in self.command.settle.batches) // 8 if kind == "settle" else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -96,13 +93,8 @@ class PublishSource(Protocol):
     """The source of publish commands: the publisher."""
 
     @property
-    def waiting(self) -> int:
-        """Waiting requests."""
-        ...
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the waiting requests; 0: none waits."""
+    def waiting(self) -> Waiting:
+        """Requests that wait."""
         ...
 
     def take(self, bytes_max: int) -> tuple[Command, Answer, int] | None:
@@ -130,7 +122,7 @@ class Proposer(Part):
         self._stamp_floor_ms = stamp_floor_ms
         self._log: ReplicatedLog
         self._source: PublishSource
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Item] = deque()
         self._waiting_bytes = 0
         self._waiting_topics = 0
         self._waiting_urgent = 0
@@ -183,10 +175,9 @@ class Proposer(Part):
         `may_gather`: the command may wait a few milliseconds to share an entry with others. `topics`: how many it
         touches.
         """
-        changes_from_ms = _changes_from_ms(command)
-        self._wait(_Waiting(command, reply, command.ByteSize(), changes_from_ms, topics, urgent=not may_gather))
+        self._wait(_Item(command, reply, command.ByteSize(), *_weight(command), topics, urgent=not may_gather))
 
-    def _wait(self, item: _Waiting) -> None:
+    def _wait(self, item: _Item) -> None:
         item.reply = self.serving.bound_reply(item.reply)
         if self.term == 0:
             self._refuse([item.reply], outcome_unknown())
@@ -200,7 +191,7 @@ class Proposer(Part):
         self._waiting_urgent += item.urgent
         self._waiting_urgent_topics += item.topics * item.urgent
 
-    def _next(self) -> _Waiting:
+    def _next(self) -> _Item:
         item = self._waiting.popleft()
         self._waiting_bytes -= item.bytes
         self._waiting_topics -= item.topics
@@ -228,9 +219,10 @@ class Proposer(Part):
         so no later command may change them first. Each caller has one such command under way at a time, so there is no
         limit to refuse by.
         """
-        size = command.ByteSize()
-        changes_from_ms = NO_CHANGE if voters is not None else _changes_from_ms(command)
-        self._wait(_Waiting(command, reply, size, changes_from_ms, urgent=True, alone=True, voters=voters))
+        item = _Item(command, reply, command.ByteSize(), *_weight(command), urgent=True, alone=True, voters=voters)
+        if voters is not None:
+            item.changes_from_ms = NO_CHANGE
+        self._wait(item)
 
     def may_change_from_ms(self) -> int:
         """First due time at which a waiting command or an entry in flight can change pending messages; NO_CHANGE: none
@@ -240,8 +232,7 @@ class Proposer(Part):
 
     def end(self, failure: Failure) -> None:
         """Answer every command that is not yet proposed with `failure`."""
-        self.term = 0
-        self._returning.left()
+        self.term = self._returning.until_ms = 0
         waiting, self._waiting = self._waiting, deque()
         self._waiting_bytes = self._waiting_topics = self._waiting_urgent = self._waiting_urgent_topics = 0
         self._refuse([item.reply for item in waiting], failure)
@@ -301,9 +292,9 @@ class Proposer(Part):
         self._propose(items, now_ms)
         return True
 
-    def _gather(self, *, schedules: bool) -> list[_Waiting]:
+    def _gather(self, *, schedules: bool) -> list[_Item]:
         """Take the commands of the next entry."""
-        items: list[_Waiting] = []
+        items: list[_Item] = []
         size = topics = 0
         target = self._config.entry_bytes_target
         while self._waiting and size < target and topics < ENTRY_TOPICS_MAX:
@@ -314,16 +305,16 @@ class Proposer(Part):
             size += item.bytes
             topics += item.topics
         if schedules and size < target and not self._waiting:
-            waiting = self._source.waiting
+            waiting = self._source.waiting.requests
             taken = self._source.take(target - size)
             if taken is not None:
                 command, reply, taken_bytes = taken
-                item = _Waiting(command, reply, taken_bytes, _changes_from_ms(command), scheduled_bytes=taken_bytes)
-                item.callers = waiting - self._source.waiting
+                item = _Item(command, reply, taken_bytes, *_weight(command), scheduled_bytes=taken_bytes)
+                item.callers = waiting - self._source.waiting.requests
                 items.append(item)
         return items
 
-    def _propose(self, items: Sequence[_Waiting], now_ms: int) -> None:
+    def _propose(self, items: Sequence[_Item], now_ms: int) -> None:
         """Propose commands as one entry that every node can read. If they make no such entry together, try each alone
         and refuse those that fail."""
         entry = self._sound_entry([item.command for item in items], now_ms)
@@ -339,17 +330,16 @@ class Proposer(Part):
         proposed_ms = self._now_ms()
         flight = _Flight([], len(entry), proposed_ms)
         for item in items:
-            messages = item.messages
             flight.replies.append(item.reply)
-            flight.messages += messages
-            flight.scheduled += messages if item.scheduled_bytes else 0
+            flight.messages += item.messages
+            flight.scheduled += item.messages if item.scheduled_bytes else 0
             flight.scheduled_bytes += item.scheduled_bytes
             flight.callers += item.callers
             flight.changes_from_ms = min(flight.changes_from_ms, item.changes_from_ms)
         self._flights[flight] = None
         self._bytes_in_flight += flight.bytes
         if flight.scheduled_bytes:
-            self._returning.left()
+            self._returning.until_ms = 0
         self.window.proposed(flight.scheduled_bytes, proposed_ms, others=len(items) > (flight.scheduled_bytes > 0))
         what, attempt = "the answer to a command", self.serving.attempt
         self._log.propose(entry, lambda result: attempt(what, None, self._answered, flight, result), items[0].voters)
@@ -388,7 +378,7 @@ class Proposer(Part):
         if committed and self._config.gather_ms:
             self.spacing.answered(flight.messages, flight.proposed_ms, now_ms, shared=self.window.shared(now_ms))
         if committed and flight.scheduled_bytes and not self._flights and self._config.gather_busy_ms:
-            waiting, alone = self._source.waiting, flight.scheduled == flight.callers
+            waiting, alone = self._source.waiting.requests, flight.scheduled == flight.callers
             self._returning.answered(flight.callers, flight.scheduled_bytes, took_ms, waiting, now_ms, alone=alone)
         if committed:
             values = result.value
@@ -412,8 +402,8 @@ class Proposer(Part):
 
     def _leaves_ms(self, now_ms: int) -> int | None:
         """When what waits leaves, if nothing more comes: now, or after a wait for company. None: nothing waits."""
-        source = self._source
-        published = source.waiting_bytes if self.window.open else 0
+        source = self._source.waiting
+        published = source.bytes if self.window.open else 0
         if not self._waiting and not published:
             return None
         full = self._waiting_bytes + published >= GATHER_BYTES_MAX or self._waiting_topics >= ENTRY_TOPICS_MAX
@@ -421,10 +411,9 @@ class Proposer(Part):
             return now_ms
         pause_ms = self.spacing.ms
         if published and not self._flights:
-            if self._returning.awaited(source.waiting, now_ms):
-                return self._returning.until_ms
-            if self._returning.back(source.waiting, now_ms):
-                return now_ms
+            leaves_ms = self._returning.leaves_ms(source.requests, now_ms)
+            if leaves_ms is not None:
+                return leaves_ms
         elif self._waiting:
             pause_ms = max(pause_ms, self._config.gather_ms)
         else:
@@ -460,30 +449,30 @@ def _accepted(command: Command, kind: type[R], result: CommandResult) -> R:
     return result
 
 
-def _changes_from_ms(command: Command) -> int:
-    """First due time at which a command can change pending messages; NO_CHANGE: it changes none."""
+def _weight(command: Command) -> tuple[int, int]:
+    """How many messages a command schedules or settles, and the first due time at which it can change pending messages;
+    NO_CHANGE: it changes none."""
     kind = command.WhichOneof("body")
     if kind in ("dispatch", "lead", "cold"):
-        return NO_CHANGE
+        return 0, NO_CHANGE
     if kind == "publish":
+        due_ms = command.publish.due_ms
         if not _REPLACING.isdisjoint(command.publish.key_rules):
-            return 0  # it may cancel any message
+            return len(due_ms) // 8, 0  # it may cancel any message
         # Sorted by due time: the first is the earliest.
-        due: int = _FIRST_DUE.unpack_from(command.publish.due_ms)[0]
-        return due
-    if kind == "settle":
-        return _earliest_ms([batch.due_ms for batch in command.settle.batches])  # retries enter the wheel
-    if kind == "schedule" and command.schedule.WhichOneof("body") == "make":
-        return _earliest_ms([row.due_ms for row in command.schedule.make.rows])  # runs enter the wheel
+        return len(due_ms) // 8, _FIRST_DUE.unpack_from(due_ms)[0]
     if kind == "staging" and command.staging.WhichOneof("body") != "publish":
-        return NO_CHANGE
-    return 0
-
-
-def _earliest_ms(columns: Sequence[bytes]) -> int:
-    """The earliest of some columns of due times; NO_CHANGE: all are empty."""
-    earliest_ms = NO_CHANGE
-    for column in columns:
-        if column:
-            earliest_ms = min(earliest_ms, int(np.frombuffer(column, "<i8").min()))
-    return earliest_ms
+        return 0, NO_CHANGE
+    settled, earliest_ms = 0, NO_CHANGE
+    if kind == "settle":
+        for batch in command.settle.batches:
+            settled += len(batch.ids) // 8
+            if due_ms := batch.due_ms:  # retries enter the wheel
+                earliest_ms = min(earliest_ms, int(np.frombuffer(due_ms, "<i8").min()))
+        return settled, earliest_ms
+    if kind == "schedule" and command.schedule.WhichOneof("body") == "make":
+        for row in command.schedule.make.rows:
+            if due_ms := row.due_ms:  # runs enter the wheel
+                earliest_ms = min(earliest_ms, int(np.frombuffer(due_ms, "<i8").min()))
+        return 0, earliest_ms
+    return 0, 0

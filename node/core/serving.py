@@ -102,7 +102,8 @@ class Serving:
 
     def bound_reply(self, reply: Reply[T]) -> Reply[T]:
         """As `bound`, for a reply."""
-        return reply if self.caller is None else Reply(self.bound(reply.done), self.bound(reply.fail))
+        fail = self.caller
+        return reply if fail is None else Reply(self.of(fail, reply.done), self.of(fail, reply.fail))
 
     def of(self, fail: Fail | None, callback: Callable[P, None]) -> Callable[P, None]:
         """The callback as a piece of the request of `fail`; unchanged if that is None."""

@@ -173,7 +173,7 @@ class FlowControl(Part):
 
     def admit(self, batch: IncomingBatch, due_ms: NDArray[np.int64], now_ms: int) -> Failure | None:
         """Admit and count the request (None), or return its refusal."""
-        if (refusal := self.keys_refusal(batch)) is not None:
+        if batch.unique_keys is not None and (refusal := self.keys_refusal(batch)) is not None:
             return self._refuse(batch, refusal)
         settings = self._state.settings
         if not self.limits(batch.actor) or self._brings_nothing(batch):
@@ -230,15 +230,16 @@ class FlowControl(Part):
         failure.metadata["value"] = f"meta[{row}].unique_key"
         return failure
 
-    def answered(self, batch: IncomingBatch) -> None:
-        """An admitted request has been applied, or never will be."""
+    def answered(self, batches: Iterable[IncomingBatch]) -> None:
+        """Admitted requests have been applied, or never will be."""
         if not self._under_way:
             return
-        times = self._under_way.pop(id(batch), 0)
-        if times:
-            self._count(batch, -1)
-        if times > 1:
-            self._under_way[id(batch)] = times - 1
+        for batch in batches:
+            times = self._under_way.pop(id(batch), 0)
+            if times:
+                self._count(batch, -1)
+            if times > 1:
+                self._under_way[id(batch)] = times - 1
 
     def _refuse(self, batch: IncomingBatch, failure: Failure) -> Failure:
         field = failure.metadata["field"]

@@ -113,8 +113,8 @@ class IncomingBatch:
     """None: no message has a meta."""
     unique_keys: UniqueKeyColumns | None = None
     """None: no message has a unique key, which is in its meta."""
-    jitter_ms: NDArray[np.int64] | int = 0
-    """The master may put each message up to this long after its due time."""
+    jitter_ms: NDArray[np.int64] | None = None
+    """The master may put each message up to this long after its due time. None: no message."""
     client: str = ""
     """Name that the client gave itself, for quotas."""
     actor: str = ""
@@ -345,7 +345,7 @@ def _from_messages(
     _check_when(when, kinds)
 
     windows = [m.jitter_ms for m in messages]
-    jitter = _jitter(np.array(windows, np.int64)) if any(windows) else 0
+    jitter = _jitter(np.array(windows, np.int64)) if any(windows) else None
     _check_rules(messages)
     columns: MetaColumns | None = None
     unique_keys: UniqueKeyColumns | None = None
@@ -417,12 +417,12 @@ def _unique_keys(metas: Sequence[common_pb2.MessageMeta], rules: list[int]) -> U
     return UniqueKeyColumns(digests, found, count, next(filter(None, keys)), replace)
 
 
-def _jitter(window_ms: NDArray[np.int64]) -> NDArray[np.int64] | int:
-    """Checked windows; 0 if all are 0. Raises RequestError."""
+def _jitter(window_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Checked windows. Raises RequestError."""
     most = int(window_ms.max())
     if most > JITTER_MS_MAX:
         raise invalid(f"jitter_ms[{int(window_ms.argmax())}]", most, f"at most {JITTER_MS_MAX}")
-    return window_ms if most else 0
+    return window_ms
 
 
 def beyond_longest_delay(place: str, when: int, kind: int, due_ms: int, limit_ms: int, now_ms: int) -> RequestError:
@@ -484,7 +484,7 @@ def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> Inc
         kinds=kind,
         sizes=payload_sizes,
         records=payloads,
-        jitter_ms=_jitter(np.full(count, columns.jitter_ms, np.int64)) if columns.jitter_ms else 0,
+        jitter_ms=_jitter(np.full(count, columns.jitter_ms, np.int64)) if columns.jitter_ms else None,
     )
     metas: Sequence[common_pb2.MessageMeta] = ()
     if columns.meta_sizes:
@@ -505,7 +505,7 @@ def checksum_of(batch: IncomingBatch, payload_sizes: NDArray[np.uint32], payload
     The same messages have the same checksum as rows, as columns or in a unary call, at any node and time. `metas`: each
     message's meta, serialized deterministically, or an empty list."""
     one_kind = isinstance(batch.kinds, int)
-    with_metas, with_jitter = any(metas), not isinstance(batch.jitter_ms, int)
+    with_metas, with_jitter = any(metas), batch.jitter_ms is not None
     head = _HEAD.pack(batch.count, one_kind, with_metas, with_jitter, batch.topic_of is not None)
     parts = [
         head + "\0".join(batch.topics).encode() + b"\0",
@@ -516,7 +516,7 @@ def checksum_of(batch: IncomingBatch, payload_sizes: NDArray[np.uint32], payload
     ]
     if batch.topic_of is not None:
         parts.append(batch.topic_of.astype(_U4, copy=False).tobytes())
-    if not isinstance(batch.jitter_ms, int):
+    if batch.jitter_ms is not None:
         parts.append(batch.jitter_ms.astype(_I8, copy=False).tobytes())
     if with_metas:
         parts += [np.fromiter(map(len, metas), "<u4", len(metas)).tobytes(), *metas]

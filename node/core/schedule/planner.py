@@ -170,8 +170,7 @@ class Planner(Part):
                 raise
             return False
         finally:
-            for batch in look.admitted:
-                self._flow.answered(batch)
+            self._flow.answered(look.admitted)
         return True
 
     def _look(self, now_ms: int) -> _Look:
@@ -206,8 +205,7 @@ class Planner(Part):
         mastership = self._mastership
 
         def ended(*, again: bool) -> None:
-            for batch in look.admitted:
-                self._flow.answered(batch)
+            self._flow.answered(look.admitted)
             if mastership != self._mastership:
                 return
             self._under_way = False
@@ -332,8 +330,8 @@ class _Look:
         core = self._core
         count = len(planned)
         due_ms = np.array(planned, np.int64)
-        windows_ms = np.full(count, jitter_ms, np.int64) if jitter_ms else 0
-        due_ms = spread(due_ms, windows_ms, DUE_MS_MAX, core.random_bits)
+        if jitter_ms:
+            due_ms = spread(due_ms, np.full(count, jitter_ms, np.int64), DUE_MS_MAX, core.random_bits)
         row.planned_ms, row.due_ms = np.array(planned, "<i8").tobytes(), due_ms.astype("<i8").tobytes()
         rights = core.state.settings.rights
         if not self._flow.limits(schedule.owner if rights else ""):

@@ -125,6 +125,8 @@ class Publisher(Part):
         self._flow = flow
         self._disk_room = disk_room
         self._queue: FairQueue[_Request | JoinedRows] = FairQueue()
+        self.waiting = self._queue.all
+        """Accepted requests that are not yet proposed."""
         self._open: dict[str, tuple[JoinedRows, int]] = {}
         """Topic -> rows in the queue that its next row may join, and their tag."""
         self._creating: set[str] = set()
@@ -134,16 +136,6 @@ class Publisher(Part):
         """Steady time at which the first of them is let in although the queue is still crowded; 0: not known yet."""
         self.cut_short = False
         """The last `take` stopped early, after refusals or a failure: call it again soon."""
-
-    @property
-    def waiting(self) -> int:
-        """Accepted requests that are not yet proposed."""
-        return self._queue.all.requests
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the accepted requests that are not yet proposed; 0: there are none."""
-        return self._queue.all.bytes
 
     def crowded(self, flow: str) -> bool:
         """Whether a caller that can wait, as a stream can, should wait (`room`) rather than be refused: the queue is
@@ -280,7 +272,7 @@ class Publisher(Part):
         self._let_in()
 
     def metrics(self) -> Mapping[str, MetricValue]:
-        return {"intake_requests": float(self.waiting)}
+        return {"intake_requests": float(self.waiting.requests)}
 
     def wait_ms(self, now: Now) -> int | None:
         """None; 0 if requests wait although the last publish had room for none of them, or somebody for room that is
@@ -307,11 +299,13 @@ class Publisher(Part):
                     taken.append(request)
                     size += request.bytes
                     refused -= request.batch.count
-            elif self._judge(item, now_ms):
-                taken.append(item)
-                size += item.bytes
             else:
-                refused += 1
+                self._serving.run(item.caller, self._find_due, item, now_ms)
+                if item.due is not None:
+                    taken.append(item)
+                    size += item.bytes
+                else:
+                    refused += 1
             if refused >= REFUSALS_MAX:
                 self.cut_short = True
                 break
@@ -326,14 +320,9 @@ class Publisher(Part):
             return None
         return command, Reply(partial(self._applied, taken), partial(self._failed, taken)), size
 
-    def _judge(self, request: _Request, now_ms: int) -> bool:
-        """Give the request its due times. False: it was refused. A mistake fails this request alone."""
-        self._serving.run(request.caller, self._find_due, request, now_ms)
-        return request.due is not None
-
     def _judge_rows(self, rows: JoinedRows, now_ms: int) -> list[_Request]:
-        """As `_judge`, for each row as if it were alone; returns what may go into the log. Rows that do so go as one
-        request, unless limits apply to them: those count requests."""
+        """Find the due times of rows, each as if it were alone; returns what may go into the log. Rows that do so go as
+        one request, unless limits apply to them: those count requests."""
         judged: list[_Request] = []
         alone: Iterable[JoinedRows] = rows.each() if len(rows) > 1 else (rows,)
         if len(rows) > 1 and not self._flow.limits(rows.actor):
@@ -356,7 +345,8 @@ class Publisher(Part):
                 alone = (rows.only((row,)) for row in far)
         for row in alone:
             request = self._request_of(row)
-            if self._judge(request, now_ms):
+            self._serving.run(request.caller, self._find_due, request, now_ms)
+            if request.due is not None:
                 judged.append(request)
         return judged
 
@@ -397,8 +387,7 @@ class Publisher(Part):
     def _applied(self, taken: list[_Request], result: CommandResult) -> None:
         """Answer the requests of a publish that was applied."""
         assert isinstance(result, PublishResult) and len(result.requests) == len(taken)
-        for request in taken:
-            self._flow.answered(request.batch)
+        self._flow.answered([request.batch for request in taken])
         for request, outcome in zip(taken, result.requests, strict=True):
             if outcome.failure is not None:
                 request.reply.fail(outcome.failure)
@@ -409,8 +398,7 @@ class Publisher(Part):
 
     def _failed(self, taken: list[_Request], failure: Failure) -> None:
         """Answer the requests of a publish that was not made, or not applied."""
-        for request in taken:
-            self._flow.answered(request.batch)
+        self._flow.answered([request.batch for request in taken])
         for request in taken:
             request.reply.fail(failure)
 
@@ -464,7 +452,8 @@ class Publisher(Part):
         return due > full_ms + self._state.settings.delay_ms_max
 
     def _find_due(self, request: _Request, now_ms: int) -> None:
-        """Give a request its absolute due times, or refuse it: no agreed time, too far ahead, or flow control."""
+        """Give a request its absolute due times (`due`), or refuse it: no agreed time, too far ahead, or flow control.
+        Run it as a piece of the request: a mistake fails this one alone."""
         batch = request.batch
         if not self._clock.known and np.any(np.not_equal(batch.kinds, KIND_DUE)):
             request.reply.fail(no_agreed_time())
@@ -480,7 +469,8 @@ class Publisher(Part):
             when = int(batch.when[row])
             request.reply.fail(beyond_longest_delay(f"[{row}]", when, kind, latest, limit_ms, full_ms).failure)
             return
-        due = spread(due, batch.jitter_ms, full_ms + limit_ms, self._random_bits)
+        if batch.jitter_ms is not None:
+            due = spread(due, batch.jitter_ms, full_ms + limit_ms, self._random_bits)
         refusal = self._flow.admit(batch, due, now_ms)
         if refusal is not None:
             request.reply.fail(refusal)
@@ -551,15 +541,11 @@ def resolve_when(
 
 
 def spread(
-    due_ms: NDArray[np.int64], windows_ms: NDArray[np.int64] | int, latest_ms: int, random_bits: Callable[[int], int]
+    due_ms: NDArray[np.int64], windows_ms: NDArray[np.int64], latest_ms: int, random_bits: Callable[[int], int]
 ) -> NDArray[np.int64]:
     """Due times moved within their windows of jitter, both ends included, but not beyond `latest_ms`: messages that
-    everybody schedules for the full hour come due over the window instead. Without windows they stay. The master draws
-    before it makes the command: the log and the receipt hold the drawn time."""
-    if isinstance(windows_ms, int):
-        if not windows_ms:
-            return due_ms
-        windows_ms = np.full(len(due_ms), windows_ms, np.int64)
+    everybody schedules for the full hour come due over the window instead. The master draws before it makes the
+    command: the log and the receipt hold the drawn time."""
     moved = due_ms + np.floor(fractions(len(due_ms), random_bits) * (windows_ms + 1)).astype(np.int64)
     return np.maximum(due_ms, np.minimum(moved, latest_ms))
 

@@ -305,7 +305,7 @@ class ScheduleRequests:
                 try:
                     return await self._propose(ScheduleCommand(extra=command))
                 finally:
-                    flow.answered(batch)
+                    flow.answered([batch])
             if full.reason == pb.INVALID_FIELD and len(planned) > 1:
                 # More than the limit itself: a part fits, and the next call goes on behind it.
                 half = len(planned) // 2

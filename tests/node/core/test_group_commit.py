@@ -138,21 +138,27 @@ def test_callers_who_come_back_do_not_take_turns(pause_ms: float) -> None:
     assert sum(many.took_ms) / len(many.took_ms) < 1.7
 
 
+def awaited(returning: ReturningCallers, waiting: int, now_ms: int) -> bool:
+    """Whether an entry of so many requests waits for more."""
+    leaves_ms = returning.leaves_ms(waiting, now_ms)
+    return leaves_ms is not None and leaves_ms > now_ms
+
+
 def test_callers_who_stay_away_are_waited_for_less_and_less() -> None:
     returning = ReturningCallers()
     held = 0
     for round_ms in range(1_000, 9_000, 8):
         returning.answered(3, 300, 8, 1, round_ms)
-        held += returning.awaited(1, round_ms)
-        while returning.awaited(1, round_ms):
+        held += awaited(returning, 1, round_ms)
+        while awaited(returning, 1, round_ms):
             round_ms += 1
     assert held < 25
     # One who comes back after all is noticed at the next look, and waited for again each time.
     returning = ReturningCallers()
     for round_ms in range(1_000, 2_000, 8):
         returning.answered(3, 300, 8, 1, round_ms)
-        assert returning.awaited(1, round_ms) and returning.awaited(3, round_ms + 1)
-        assert not returning.awaited(4, round_ms + 1)
+        assert awaited(returning, 1, round_ms) and awaited(returning, 3, round_ms + 1)
+        assert not awaited(returning, 4, round_ms + 1)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +169,7 @@ def test_callers_who_stay_away_are_waited_for_less_and_less() -> None:
 def test_nobody_is_waited_for(size: int, took_ms: int, later_ms: int) -> None:
     returning = ReturningCallers()
     returning.answered(3, size, took_ms, 1, 1_000)
-    assert not returning.awaited(1, 1_000 + later_ms)
+    assert not awaited(returning, 1, 1_000 + later_ms)
 
 
 @pytest.mark.parametrize(

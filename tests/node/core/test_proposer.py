@@ -13,6 +13,7 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.pacing import COMMIT_MS, WINDOW_BYTES_MIN
 from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.proposer import ENTRY_TOPICS_MAX, NO_CHANGE, Proposer
+from tickwheel.node.core.schedule.fair_queue import Waiting
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry, Publish, Settle
 from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
@@ -177,18 +178,13 @@ class Calls:
         self.sizes: list[int] = []
 
     @property
-    def waiting(self) -> int:
+    def waiting(self) -> Waiting:
         """See PublishSource."""
-        return len(self.sizes)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """See PublishSource."""
-        return sum(self.sizes)
+        return Waiting(sum(self.sizes), len(self.sizes))
 
     def take(self, bytes_max: int) -> tuple[Command, Any, int] | None:
         """See PublishSource."""
-        size = self.waiting_bytes
+        size = self.waiting.bytes
         self.sizes.clear()
         return (Command(publish=Publish(due_ms=bytes(8))), UNHEARD, size) if size else None
 
@@ -244,15 +240,13 @@ def test_callers_are_awaited_whatever_their_sizes_are() -> None:
 class Schedules:
     """A publisher in which requests of one size wait without end."""
 
-    waiting = 1
-
     def __init__(self, size: int) -> None:
-        self.waiting_bytes = size
+        self.waiting = Waiting(size, 1)
 
     def take(self, bytes_max: int) -> tuple[Command, Any, int]:
         """See PublishSource."""
         due = (1 << 50).to_bytes(8, "little")
-        return Command(publish=Publish(due_ms=due)), UNHEARD, self.waiting_bytes
+        return Command(publish=Publish(due_ms=due)), UNHEARD, self.waiting.bytes
 
 
 def flooded(log: Log, size: int, times: list[int]) -> Proposer:

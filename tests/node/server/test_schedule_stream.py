@@ -175,7 +175,7 @@ async def test_streams_are_held_back_where_other_requests_are_refused(limit: str
     while not all(task.done() for task in tasks):
         for _ in range(50):
             await asyncio.sleep(0)
-        most = max(most, core.parts.publisher.waiting)
+        most = max(most, core.parts.publisher.waiting.requests)
         if len(alone) < 5:
             one = from_batch(batch(1, b"y"), core.state.settings)
             core.parts.publisher.schedule(one, Reply.either(alone.append))

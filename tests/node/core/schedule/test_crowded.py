@@ -60,12 +60,12 @@ def test_nothing_turns_at_once_while_schedules_may_not_leave() -> None:
     schedule_rows(core, 1, world.now_ms + HOUR_MS)
     master.wake()
     world.run(200)
-    assert core.state.topic_id("t") is not None and not publisher.waiting
+    assert core.state.topic_id("t") is not None and not publisher.waiting.requests
     later_ms = world.now_ms + HOUR_MS
     schedule_rows(core, 1, later_ms, "a")
     schedule_rows(core, 100, 1 << 50, "b")
     schedule_rows(core, 1, later_ms, "c")
-    assert publisher.take(1 << 20) is not None and publisher.cut_short and publisher.waiting
+    assert publisher.take(1 << 20) is not None and publisher.cut_short and publisher.waiting.requests
     now = core._now(core.monotonic_ns())
     assert publisher.wait_ms(now) == 0
     core.proposer.window.bytes = 0
@@ -94,7 +94,7 @@ def held_back() -> tuple[World, NodeCore]:
     schedule_rows(core, 1, world.now_ms + HOUR_MS)
     master.wake()
     world.run(200)
-    assert core.state.topic_id("t") is not None and not core.parts.publisher.waiting
+    assert core.state.topic_id("t") is not None and not core.parts.publisher.waiting.requests
     core.proposer.window.bytes = 0
     return world, core
 
@@ -157,7 +157,7 @@ def test_what_is_left_of_a_queue_is_for_those_who_have_less_than_their_share() -
     assert len(told) == 17 and all(answer.reason == pb.LIMIT_REACHED for answer in told), "48 of 64 wait"
     assert publisher.crowded("third"), "little is left for anybody"
     assert not flood(core, "other", 10, due_ms) and not flood(core, "third", 6, due_ms)
-    assert len(flood(core, "fourth", 1, due_ms)) == 1 and publisher.waiting == 64
+    assert len(flood(core, "fourth", 1, due_ms)) == 1 and publisher.waiting.requests == 64
 
 
 def test_a_connection_alone_may_fill_the_queue() -> None:

@@ -15,6 +15,7 @@ from tests.node.core.test_when import change
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.promise import Reply
+from tickwheel.node.core.schedule.fair_queue import Waiting
 from tickwheel.node.core.schedule.intake import (
     KIND_DELAY,
     KIND_DUE,
@@ -161,9 +162,9 @@ def test_rows_of_a_topic_are_one_request_of_the_log() -> None:
         (same, "c", "user"),
     ):
         publisher.schedule_row(row, client, actor, caller)
-    assert publisher.waiting == 10
+    assert publisher.waiting.requests == 10
     taken = publisher.take(1 << 20)
-    assert taken is not None and publisher.waiting == publisher.waiting_bytes == 0
+    assert taken is not None and publisher.waiting == Waiting()
     assert [request.count for request in taken[0].publish.requests] == [5, 1, 1, 2, 1]
     assert not told
 
@@ -291,7 +292,7 @@ def test_who_waits_when_mastership_ends_is_told() -> None:
     told = begin(master, [Row("t", KIND_DUE, world.now_ms + HOUR_MS, b"x")] * 3)
     core_of(master).parts.mastership.step_down()
     assert all(len(heard) == 1 and isinstance(heard[0], Failure) for heard in told)
-    assert publisher.waiting == publisher.waiting_bytes == 0
+    assert publisher.waiting == Waiting()
 
 
 def test_rows_of_a_topic_that_must_not_be_are_refused() -> None:
@@ -361,9 +362,9 @@ def test_refusals_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     take, steps = publisher.take, []
 
     def counted(bytes_max: int) -> Any:
-        before = publisher.waiting
+        before = publisher.waiting.requests
         taken = take(bytes_max)
-        steps.append(before - publisher.waiting)
+        steps.append(before - publisher.waiting.requests)
         return taken
 
     monkeypatch.setattr(publisher, "take", counted)
