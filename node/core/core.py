@@ -26,7 +26,6 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.schedule.deleting import has_removed
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.stagger import Stagger
-from tickwheel.node.core.watch.counts import published_by_topic
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, Reported, SteadyMs
 from tickwheel.node.failure import Failure, refuse
@@ -345,8 +344,7 @@ class CoreListener:
     def _count(self, index: int, entry: LogEntry, command: Command, result: AnyResult) -> None:
         """Count an applied command, and record its events unless they are recorded already."""
         parts = self._parts
-        published = published_by_topic(command, result)
-        parts.counts.applied(command, result, published)
+        published = parts.counts.applied(command, result)
         parts.topic_pending.applied(command, result, published)
         if parts.events.enabled and index > parts.events.noted_to:
             parts.events.applied(index, self._core.clock.now_ms(), entry, command, result)

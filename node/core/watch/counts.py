@@ -163,15 +163,6 @@ class _Note:
     redelivered: int
 
 
-def published_by_topic(command: Command, result: AnyResult) -> Mapping[int, int]:
-    """Topic id -> messages that an applied publish scheduled; of several topics, its repeats count too. {}: none, or
-    another command."""
-    if not isinstance(result, PublishResult) or not result.scheduled:
-        return {}
-    topics = np.frombuffer(command.publish.topic_ids, "<u4").tolist()  # of each message, or of all
-    return {topics[0]: result.scheduled} if len(topics) == 1 else Counter(topics)
-
-
 def _no_counts() -> tuple[dict[int, int], ...]:
     """Topic id -> messages scheduled, dispatched, delivered and settled, each kind by itself."""
     return tuple({} for _ in _NO_RATES)
@@ -194,12 +185,17 @@ class Counts(Part):
 
     # -- counting
 
-    def applied(self, command: Command, result: AnyResult, published: Mapping[int, int]) -> None:
-        """Count the effect of an applied command. `published`: as of `published_by_topic`."""
+    def applied(self, command: Command, result: AnyResult) -> Mapping[int, int]:
+        """Count the effect of an applied command. Returns topic id -> messages that a publish scheduled; of several
+        topics, its repeats count too. {}: none, or another command."""
         totals = self.totals
+        published: Mapping[int, int] = {}
         if isinstance(result, PublishResult):
             totals.scheduled += result.scheduled
             totals.cancelled += len(result.replaced)
+            if result.scheduled:
+                topics = np.frombuffer(command.publish.topic_ids, "<u4").tolist()  # of each message, or of all
+                published = {topics[0]: result.scheduled} if len(topics) == 1 else Counter(topics)
             found = self._since[SCHEDULED]
             for topic_id, count in published.items():
                 found[topic_id] = found.get(topic_id, 0) + count
@@ -234,6 +230,7 @@ class Counts(Part):
                 if note.run.outcome in MESSAGES:
                     totals.scheduled += 1
                     self.add(note.topic_id, SCHEDULED, 1)
+        return published
 
     def delivered(
         self,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.node.state.solo import HOUR_0, Solo
 from tickwheel.chaos.fuzz.messages import Maker
-from tickwheel.node.core.watch.counts import Counts, published_by_topic
+from tickwheel.node.core.watch.counts import Counts
 from tickwheel.node.core.watch.events import Events
 from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import CancelResult, Ignored, PublishResult, RescheduleResult, ScheduleResult
@@ -201,7 +201,7 @@ class Masterful:
         """Count and note, as a node does of what it has applied."""
         now_ms = self.solo.now_ms
         for command, result in zip(entry.commands, results, strict=True):
-            self.counts.applied(command, result, published_by_topic(command, result))
+            self.counts.applied(command, result)
             self.events.applied(self.solo.index, now_ms, entry, command, result)
         self.events.flush()
 
