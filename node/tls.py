@@ -16,13 +16,12 @@ import ssl
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-from cryptography.x509.oid import NameOID
+from typing import TYPE_CHECKING
 
 from tickwheel.node.config import ConfigError, NodeConfig, Problem
+
+if TYPE_CHECKING:  # a node without TLS starts without it
+    from cryptography import x509
 
 NODE_UNIT = "tickwheel-node"
 CLIENT_UNIT = "tickwheel-client"
@@ -40,6 +39,9 @@ class CertificateIdentity:
 
 
 def _names_of(certificate: x509.Certificate) -> CertificateIdentity:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
     def values(oid: x509.ObjectIdentifier) -> list[str]:
         return [str(attribute.value) for attribute in certificate.subject.get_attributes_for_oid(oid)]
 
@@ -58,6 +60,8 @@ def _names_of(certificate: x509.Certificate) -> CertificateIdentity:
 
 def identity_of(pem: bytes) -> CertificateIdentity:
     """The identity in a certificate that the handshake has verified."""
+    from cryptography import x509
+
     return _names_of(x509.load_pem_x509_certificate(pem))
 
 
@@ -129,6 +133,10 @@ def _read_port(config: NodeConfig, name: str, problems: list[Problem]) -> PortFi
 
 
 def _check_port(config: NodeConfig, name: str, files: PortFiles) -> Iterable[Problem]:
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
     cert_field, key_field = f"tls.{name}_cert_file", f"tls.{name}_key_file"
     cert_path = str(getattr(config.tls, f"{name}_cert_file"))
     key_path = str(getattr(config.tls, f"{name}_key_file"))
@@ -173,6 +181,17 @@ class NodeTls:
     client: PortFiles | None
     peer: PortFiles | None
     require_client_cert: bool
+
+
+def ends_of(files: PortFiles) -> Mapping[str, datetime.datetime]:
+    """When the certificate of a port expires, and the last of its authorities if it has any."""
+    from cryptography import x509
+
+    ends = {"certificate": x509.load_pem_x509_certificate(files.certificate).not_valid_after_utc}
+    if files.authority:
+        found = x509.load_pem_x509_certificates(files.authority)
+        ends["authority"] = max(one.not_valid_after_utc for one in found)
+    return ends
 
 
 def server_context(files: PortFiles, *, required: bool) -> ssl.SSLContext:

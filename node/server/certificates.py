@@ -13,11 +13,9 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from cryptography import x509
-
 from tickwheel.node.config import ConfigError, NodeConfig
 from tickwheel.node.core.world import Reported
-from tickwheel.node.tls import NodeTls, PortFiles, peer_context, read_tls, server_context
+from tickwheel.node.tls import NodeTls, PortFiles, ends_of, peer_context, read_tls, server_context
 
 LOOK_NS = 5_000_000_000
 """Pause between two looks at the files; a new file takes effect after two looks."""
@@ -117,10 +115,7 @@ class Certificates:
         for port in PORTS:
             files = self._files(port)
             if files is not None:
-                self._ends[port, "certificate"] = x509.load_pem_x509_certificate(files.certificate).not_valid_after_utc
-                if files.authority:
-                    found = x509.load_pem_x509_certificates(files.authority)
-                    self._ends[port, "authority"] = max(one.not_valid_after_utc for one in found)
+                self._ends |= {(port, kind): end for kind, end in ends_of(files).items()}
 
     def ends(self) -> Mapping[tuple[str, ...], float]:
         """When each certificate expires, in seconds since 1970, by port and kind."""
