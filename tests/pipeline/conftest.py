@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -22,8 +24,10 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluste
 
 @pytest.fixture(scope="session")
 def spark(launched: RunningCluster) -> Iterator[SparkSession]:
-    """`local[2]`, quick to start, and quick with little data."""
-    session = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2, settings=FEW_ROWS))
+    """`local[2]`, quick to start, and quick with little data; its workers are forked with what they import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("warm")), prepend=os.pathsep)
+        session = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2, settings=FEW_ROWS))
     yield session
     session.stop()
 
