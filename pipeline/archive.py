@@ -23,6 +23,7 @@ from tickwheel.pipeline import settled
 from tickwheel.pipeline.archive_marks import Mark, mark_of, missing
 from tickwheel.pipeline.archive_place import ArchiveError, ArchivePlace
 from tickwheel.pipeline.options import Connection
+from tickwheel.pipeline.spark_errors import raising
 
 SCHEMA = f"{settled.SCHEMA}, archived_ms bigint, day date"
 KEY = ["group", "kind", "id"]
@@ -73,8 +74,8 @@ def archive(
 
     `from_ms` (inclusive), `to_ms` (exclusive): only messages first due in this span; 0: no limit. The results count the
     messages for which the run came too late, and a warning is logged. A run with limits leaves the marks alone. Raises
-    RequestRefused for a group that does not exist, ClusterUnavailable, LettersGoingError, ArchiveError for a place that
-    Spark cannot write to.
+    RequestRefused for a group that does not exist, ClusterUnavailable, LettersGoingError, and ArchiveError if Spark
+    fails: for a place that it cannot write to, or a file in it that it cannot read.
     """
     place = ArchivePlace(spark, folder)
     place.make()
@@ -90,7 +91,8 @@ def _add(
     last = _last_mark(place, group)
     # The last delivery of a message is never before its first.
     reading = settled.done_with(spark, connection, group, from_ms)
-    written = _write_new(spark, place, group, reading.frame, from_ms, to_ms)
+    with raising(ArchiveError, place.uri):
+        written = _write_new(spark, place, group, reading.frame, from_ms, to_ms)
     gone = _missing(reading, last)
     for name, count in gone.items():
         log.warning(

@@ -36,6 +36,7 @@ from tickwheel.pipeline.bundling import (
     Spreader,
     steps,
 )
+from tickwheel.pipeline.inputs import read_parquet
 from tickwheel.pipeline.manifest import FILE_NAME, BuiltBundle, Manifest, write_manifest
 from tickwheel.pipeline.parquet_pieces import find
 from tickwheel.pipeline.places import PlaceError, local_folder
@@ -43,6 +44,7 @@ from tickwheel.pipeline.runs import DIRECTORY as RUNS
 from tickwheel.pipeline.runs import Hours, Run
 from tickwheel.pipeline.sink_rejected import RejectedFile, discard, publish
 from tickwheel.pipeline.sink_rows import RowLimits, check_schema
+from tickwheel.pipeline.spark_errors import raising
 from tickwheel.storage.bundle import CHUNKS_MAX, LOG_BYTES_MAX, UNITS_MAX
 from tickwheel.storage.unit import HOUR_MS
 
@@ -117,7 +119,11 @@ def build(frame: DataFrame, folder: str | Path, config: BuildConfig | None = Non
     wanted `topic`, `key`, `tags` (array of string), `properties` (map of string to string), `message_group`. Raises
     SchemaError, naming the column, and BuildError.
     """
-    config = config or BuildConfig()
+    with raising(BuildError):
+        return _built_of_frame(frame, folder, config or BuildConfig())
+
+
+def _built_of_frame(frame: DataFrame, folder: str | Path, config: BuildConfig) -> Manifest:
     check_schema(frame.schema, config.topic)
     kind = from_arrow_schema(RUN_RESULT)
     return _built(frame.sparkSession, folder, config, lambda work: frame.mapInArrow(work, kind))
@@ -127,11 +133,16 @@ def build_parquet(spark: SparkSession, source: str, folder: str | Path, config: 
     """Like `build`, from a Parquet file or folder, and several times as fast: its rows never pass through Spark.
 
     All machines must reach the source, a path or a URI. Spark reads it instead if Arrow cannot (parquet_pieces.py).
+    Raises InputError besides what `build` raises.
     """
-    config = config or BuildConfig()
+    with raising(BuildError, source):
+        return _built_of_parquet(spark, source, folder, config or BuildConfig())
+
+
+def _built_of_parquet(spark: SparkSession, source: str, folder: str | Path, config: BuildConfig) -> Manifest:
     found = find(source if "://" in source else str(Path(source).absolute()), RUN_BYTES)
     if found is None:
-        return build(spark.read.parquet(source), folder, config)
+        return _built_of_frame(read_parquet(spark, source), folder, config)
     check_schema(found.schema, config.topic)
     pieces = found
 

@@ -48,9 +48,10 @@ def build(
 ) -> None:
     """Turn rows into bundles that a cluster takes over as they are."""
     from tickwheel.pipeline.build import BuildConfig, BuildError, build_parquet
+    from tickwheel.pipeline.inputs import InputError
     from tickwheel.pipeline.sink_rows import SchemaError
 
-    with refusing(BuildError, SchemaError, where=source):
+    with refusing(BuildError, InputError, SchemaError, where=source):
         config = BuildConfig(topic=topic, slot_ms=slot_ms, on_rejected=on_rejected, tasks=tasks)
         with spark.session(quick=True) as session:
             started = time.monotonic()
@@ -158,16 +159,17 @@ def forecast(
 ) -> None:
     """Tell what is coming: load by topic and hour, hot seconds, and the jitter window that would flatten them."""
     from tickwheel.pipeline import forecast as looking
+    from tickwheel.pipeline.inputs import InputError, read_parquet
 
     if bool(source) == bool(cluster.addresses):
         raise failed("either a Parquet file or --addresses must be given")
     if not source:
         cluster.reach()
-    with refusing(looking.ForecastError, where=source or cluster.addresses):
+    with refusing(looking.ForecastError, InputError, where=source or cluster.addresses):
         config = looking.ForecastConfig(start_ms or int(time.time() * 1_000), days, capacity)
         with spark.session() as session:
             if source:
-                frame = session.read.parquet(source)
+                frame = read_parquet(session, source)
             else:
                 reader = session.read.format("tickwheel").option("content", "false")
                 reader = reader.options(**cluster.of_source())

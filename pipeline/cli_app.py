@@ -5,20 +5,18 @@ Spark, Arrow and the client are imported by the commands that need them, so that
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tickwheel.client.errors import RequestRefused
 from tickwheel.node.cli.options import MadeBy, MadeCommands
+from tickwheel.pipeline.spark_errors import reason_of
 
 if TYPE_CHECKING:
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     from tickwheel.client import AsyncClient
@@ -29,12 +27,6 @@ app = MadeCommands(
 )
 
 TIMEOUT_S = 15.0
-OWN_ERROR = re.compile(r"^tickwheel\.[\w.]+: (.+)$", re.MULTILINE)
-"""The last line of a traceback that ends with an error of ours."""
-FILE_ERROR = re.compile(r"^\w+Error: \[Errno \d+\] (.+): '(.+)'$", re.MULTILINE)
-"""The last line of a traceback that ends with an error of the system: what happened, and to which file."""
-WORKER_ERROR = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
-"""A traceback of Python; its last line says what happened."""
 
 
 def failed(text: str) -> RequestRefused:
@@ -42,30 +34,10 @@ def failed(text: str) -> RequestRefused:
     return RequestRefused(text, "PIPELINE")
 
 
-def failed_in_spark(error: PySparkException | Py4JJavaError, where: str = "") -> RequestRefused:
-    """As `failed`, for an error of Spark. If Python code raised it inside Spark, the text is that of its error, not
-    Spark's first line, which only announces a traceback. `where` begins the text."""
-    from py4j.protocol import Py4JJavaError
-
-    text = _java_text(error.java_exception) if isinstance(error, Py4JJavaError) else str(error).strip()
-    if not OWN_ERROR.search(text) and (found := FILE_ERROR.findall(text)):
-        why, path = found[-1]
-        return failed(f"{path}: {why}")  # not `where`: it is often another file
-    why = OWN_ERROR.findall(text)[-1:] or WORKER_ERROR.findall(text)[-1:] or text.splitlines()[:1]
-    return failed(": ".join([where, *why] if where else why))
-
-
-def _java_text(error: Any) -> str:
-    """What Java says about an error that PySpark does not translate: of its causes the first, which names the fault."""
-    while error.getCause() is not None:
-        error = error.getCause()
-    return str(error.toString()).strip()
-
-
 @contextmanager
 def refusing(*kinds: type[Exception], where: str = "") -> Iterator[None]:
     """Turns errors of these kinds into errors of a command, and errors of Spark too, whose text begins with `where`."""
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
@@ -73,7 +45,7 @@ def refusing(*kinds: type[Exception], where: str = "") -> Iterator[None]:
     except kinds as error:
         raise failed(str(error)) from None
     except (PySparkException, Py4JJavaError) as error:
-        raise failed_in_spark(error, where) from None
+        raise failed(reason_of(error, where)) from None
 
 
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]

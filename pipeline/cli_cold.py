@@ -51,12 +51,13 @@ def freeze(
     from tickwheel.client.cold import ColdJob
     from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
     from tickwheel.pipeline.cold_store import IDS, NEAR, REJECTED, ColdError, ColdStore
+    from tickwheel.pipeline.inputs import InputError, read_parquet
     from tickwheel.pipeline.sink_rows import SchemaError
 
     clients = cluster.clients()
 
     started = time.monotonic()
-    with refusing(ColdError, SchemaError, where=source):
+    with refusing(ColdError, InputError, SchemaError, where=source):
         job = job_id or content_job_id(source, topic)
         store = ColdStore(folder)
         manifest = store.manifest(job)
@@ -66,7 +67,7 @@ def freeze(
             cluster.reach(cluster.timeout_s)  # rather than write all parts and then find nobody who takes them
             with spark.session() as session:
                 config = FreezeConfig(topic, horizon_days, tasks)
-                manifest = write_parts(session.read.parquet(source), folder, job, config)
+                manifest = write_parts(read_parquet(session, source), folder, job, config)
     written = manifest
 
     async def go() -> ColdJob | None:

@@ -42,10 +42,12 @@ from tickwheel.pipeline.cold_store import (
     write_file,
     write_ids,
 )
+from tickwheel.pipeline.inputs import files_below
 from tickwheel.pipeline.meta_column import META_COLUMNS
 from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.pipeline.sink_rejected import RejectedFile
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, check_schema
+from tickwheel.pipeline.spark_errors import raising
 from tickwheel.storage import bundle
 
 HORIZON_DAYS = 30.0
@@ -106,13 +108,13 @@ class FreezeConfig:
 
 
 def content_job_id(source: str | Path, topic: str = "") -> str:
-    """A job id that follows from the content of a Parquet file or folder: the bytes of all files that Spark reads, and
-    the columns that folder names stand for. Raises ColdError if there is no file."""
+    """A job id that follows from the content of a Parquet file or folder: the bytes of all files that count
+    (inputs.py), and the columns that folder names stand for. Raises ColdError if there is no file, and InputError."""
     try:
         path = local_folder(source, "IN.parquet")
     except PlaceError:
         raise ColdError(f"{source}: give --job-id: only a local file names the job by its content") from None
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and _is_read(p, path))
+    files = [path] if path.is_file() else files_below(path) if path.is_dir() else []
     if not files:
         raise ColdError(f"{source}: there is no Parquet file; give --job-id if only Spark can read it")
     sha = hashlib.sha256(topic.encode())
@@ -123,14 +125,6 @@ def content_job_id(source: str | Path, topic: str = "") -> str:
         with file.open("rb") as opened:
             sha.update(hashlib.file_digest(opened, "sha256").digest())
     return f"cold-{sha.hexdigest()[:24]}"
-
-
-def _is_read(file: Path, folder: Path) -> bool:
-    """Whether Spark reads a file below a folder: no part of its path is hidden. A folder that names a column is never
-    hidden, even if its name begins with an underscore."""
-    return not any(
-        part.startswith(".") or (part.startswith("_") and "=" not in part) for part in file.relative_to(folder).parts
-    )
 
 
 def write_parts(
@@ -146,6 +140,12 @@ def write_parts(
     if known is not None:
         return store.finish(known)
     check_schema(frame.schema, config.topic)
+    with raising(ColdError):
+        return store.finish(_written(frame, store, job_id, config))
+
+
+def _written(frame: DataFrame, store: ColdStore, job_id: str, config: FreezeConfig) -> ColdJobManifest:
+    """The parts of the attempts that count; nothing names them yet."""
     boundary_ms = store.plan(job_id, int(time.time() * 1_000 + config.horizon_days * DAY_MS))
     due_ms = F.col("due_ms") if "due_ms" in frame.columns else F.ceil(F.unix_micros("due_at") / 1_000)
     day = F.coalesce(F.floor(due_ms / DAY_MS), F.lit(0))
@@ -158,7 +158,7 @@ def write_parts(
     parts.sort(key=lambda part: (part.due_min_ms, part.due_max_ms, part.sha256))
     if len(parts) > PARTS_MAX:
         raise ColdError(f"{len(parts)} parts, at most {PARTS_MAX}: freeze the rows as several jobs")
-    written = ColdJobManifest(
+    return ColdJobManifest(
         job_id,
         boundary_ms,
         sum(part.rows for part in parts),
@@ -168,7 +168,6 @@ def write_parts(
         [row["rejected_file"] for row in rows if row["rejected_file"]],
         parts,
     )
-    return store.finish(written)
 
 
 def _spread(frame: DataFrame, day: Column, tasks: int) -> DataFrame:

@@ -37,6 +37,7 @@ from tickwheel.pipeline.load import Loader, Progress
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest
 from tickwheel.pipeline.meta_column import META_BYTES_MAX
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
+from tickwheel.pipeline.spark_errors import raising
 from tickwheel.storage import bundle
 
 Built = list[tuple[int, BuiltBundle]]
@@ -214,7 +215,8 @@ class Promoter:
         rows = [(number, part.path, part.sha256, part.rows) for number, part in parts]
         frame = self._spark.createDataFrame(rows, _PARTS).repartition(len(rows), "number")
         task = _task(str(self._store.folder), str(self._work), self._slot_ms)
-        found = {row["number"]: row for row in frame.mapInArrow(task, from_arrow_schema(_BUILT)).collect()}
+        with raising(ColdError, str(self._work)):
+            found = {row["number"]: row for row in frame.mapInArrow(task, from_arrow_schema(_BUILT)).collect()}
         good = []
         for number, _ in parts:
             row = found[number]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
+
+from tickwheel.pipeline.inputs import files_below
 
 BATCH_ROWS_MAX = 1 << 17
 BATCH_BYTES = 16 << 20
@@ -55,7 +58,7 @@ def _opened(source: str) -> tuple[fs.FileSystem, str]:
 
 
 def find(source: str, piece_bytes: int) -> Pieces | None:
-    """Pieces of about `piece_bytes` bytes, of a file or folder. None: only Spark can read it."""
+    """Pieces of about `piece_bytes` bytes, of a file or folder. None: only Spark can read it. Raises InputError."""
     try:
         system, path = _opened(source)
         paths = _files(system, path)
@@ -74,14 +77,18 @@ def find(source: str, piece_bytes: int) -> Pieces | None:
 
 
 def _files(system: fs.FileSystem, path: str) -> list[str] | None:
-    if system.get_file_info(path).type == fs.FileType.File:
-        return [path]
-    found = system.get_file_info(fs.FileSelector(path, recursive=True))
-    inside = {info.path: info.path[len(path) :].strip("/").split("/") for info in found}
+    kind = system.get_file_info(path).type
+    if kind != fs.FileType.Directory:
+        return [path] if kind == fs.FileType.File else None
+    if isinstance(system, fs.LocalFileSystem):
+        names = [str(name) for name in files_below(Path(path))]
+    else:
+        found = system.get_file_info(fs.FileSelector(path, recursive=True))
+        names = sorted(info.path for info in found if info.type == fs.FileType.File)
+    inside = {name: name[len(path) :].strip("/").split("/") for name in names}
     if any("=" in part for parts in inside.values() for part in parts[:-1]):
         return None
-    hidden = {name for name, parts in inside.items() if any(part[0] in "_." for part in parts)}
-    return sorted(info.path for info in found if info.type == fs.FileType.File and info.path not in hidden)
+    return [name for name, parts in inside.items() if not any(part[0] in "_." for part in parts)]
 
 
 def _groups(path: str, metadata: pq.FileMetaData, piece_bytes: int) -> Iterator[Piece]:

@@ -16,9 +16,9 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from tickwheel.pipeline import options, sink, source_pending, source_stream
-from tickwheel.pipeline.cli_app import failed_in_spark
 from tickwheel.pipeline.session import NoJavaError, find_java
 from tickwheel.pipeline.source import TickwheelSource
+from tickwheel.pipeline.spark_errors import reason_of
 
 
 def test_a_session_keeps_utc_and_runs_python(spark: SparkSession) -> None:
@@ -44,7 +44,7 @@ def test_an_error_of_a_worker_says_what_happened_there(spark: SparkSession) -> N
 
     with pytest.raises(PySparkException) as caught:
         spark.range(1).mapInArrow(divides, "id long").collect()
-    assert str(failed_in_spark(caught.value, "in.parquet")) == "in.parquet: ZeroDivisionError: by nothing"
+    assert reason_of(caught.value, "in.parquet") == "in.parquet: ZeroDivisionError: by nothing"
 
     def fails(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         Path("/proc/self/no-such-file").write_bytes(b"")
@@ -52,7 +52,7 @@ def test_an_error_of_a_worker_says_what_happened_there(spark: SparkSession) -> N
 
     with pytest.raises(PySparkException) as caught:
         spark.range(1).mapInArrow(fails, "id long").collect()
-    told = str(failed_in_spark(caught.value, "in.parquet"))
+    told = reason_of(caught.value, "in.parquet")
     assert told == "/proc/self/no-such-file: No such file or directory", "the input is not at fault"
 
 
