@@ -10,16 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TextIO
 
+import structlog
+
 from tickwheel.replication.ports import Clock
-
-_PRETTY = sys.modules.get("rich")
-if _PRETTY is None:
-    # structlog would load it for tracebacks in colour, which no node writes: that was a tenth of a node's start.
-    sys.modules["rich"] = None  # type: ignore[assignment]
-import structlog  # noqa: E402
-
-if _PRETTY is None:
-    del sys.modules["rich"]
 
 WARNING_PERIOD_NS = 5_000_000_000
 """The same warning is written once in this time; the next one states how many were left out."""

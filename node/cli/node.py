@@ -6,6 +6,9 @@ Exit code 2: the configuration is wrong. A node starts here, so each command imp
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +70,19 @@ def print_metrics() -> None:
     typer.echo(reference(), nl=False)
 
 
+@contextmanager
+def _without_rich() -> Iterator[None]:
+    """structlog would load it for tracebacks in colour, which no node writes: that was a tenth of a node's start."""
+    if "rich" in sys.modules:
+        yield
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["rich"]
+
+
 @node_app.command("node")
 def node_command(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file (docs/CONFIG.md).")] = None,
@@ -76,7 +92,7 @@ def node_command(
     insecure: Annotated[bool, typer.Option(help="Same as --set listen.insecure=true.")] = False,
 ) -> None:
     """Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity; 4: removed."""
-    with importing():
+    with importing(), _without_rich():
         from tickwheel.node.server.process import run_node
 
     flags: dict[str, object] = {}

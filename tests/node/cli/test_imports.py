@@ -49,6 +49,13 @@ def test_a_node_imports_what_it_runs() -> None:
     assert not found & set(NOT_BY_A_NODE)
 
 
+def test_the_command_starts_a_node_without_colours_and_certificates() -> None:
+    """structlog would load rich for tracebacks; only a node with TLS reads certificates."""
+    found = imported_by("from tickwheel.node.cli.program import run; run(['node', '--set', 'node.id='])")
+    assert "tickwheel.node.server.process" in found, "the configuration is refused after the imports"
+    assert not found & {"rich", "rich.console", "cryptography.x509"}
+
+
 @pytest.mark.parametrize("name", every())
 def test_help_says_what_the_command_says(name: str) -> None:
     """The first paragraph of its own help."""
