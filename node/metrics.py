@@ -184,7 +184,7 @@ METRICS: tuple[MetricSpec, ...] = (
     counter("schedule_runs", "Planned times of recurring schedules, by what became of them.", "outcome"),
     counter("schedule_runs_held_up", "Looks that made no run: limits, full disks, an unknown zone (master)."),
     counter("event_file_bytes_written", "Bytes written to event files, for traces and audits."),
-    counter("events_lost_batches", "Batches of events left out because they came faster than they could be written."),
+    counter("events_lost_batches", "Batches of events left out: they came too fast to be written, or a write failed."),
     counter("event_file_failures", "Writes of event files that failed."),
     counter("retried_messages", "Deliveries that come again through the wheel: nacks and expired leases."),
     counter("buried_messages", "Messages that became dead letters."),

@@ -71,7 +71,7 @@ class EventKind(enum.IntEnum):
     LEADS = 7
     """No columns. This node became master of `term`. Texts: its id."""
     LOST = 8
-    """No columns. `count` records of this node were left out: they came faster than they could be written."""
+    """No columns. `count` records of this node were left out: they came too fast to be written, or a write failed."""
     LOADED = 9
     """hour, first_index, units, clamp_ms of each chunk of an ingested bundle, in the order of its rows.
     Texts: the bundle's name, its topics. loaded_events.py makes SCHEDULED records of it."""

@@ -119,12 +119,16 @@ class Events(Part):
         self.noted_to = newest_index(disk, DIRECTORY) if self.enabled else 0
         """Last log entry recorded before this start. A replay records the entries beyond it."""
         self._queue: list[Make] = []
+        self._queue_count = 0
+        """Records that the queue makes."""
         self._queue_bytes = 0
+        self._searches: list[Callable[[], None]] = []
+        """Starts searches that wait for the next write, or for the end of the one under way."""
         self._writing = False
         self._write_at_ms = 0
         self._left_out = 0
         self.lost = 0
-        """Records left out since the start because the queue was full."""
+        """Records left out since the start because the queue was full or a write failed."""
         self.written_bytes = 0
         self.failures = 0
         self._places: dict[str, Places] = {}
@@ -133,11 +137,15 @@ class Events(Part):
     def _put(self, make: Make, size: int, count: int = 1) -> None:
         """Queue what makes `count` records, of about `size` bytes together."""
         if self._queue_bytes + size > QUEUE_BYTES_MAX:
-            self.lost += count
-            self._left_out += count
+            self._leave_out(count)
             return
         self._queue.append(make)
+        self._queue_count += count
         self._queue_bytes += size
+
+    def _leave_out(self, count: int) -> None:
+        self.lost += count
+        self._left_out += count
 
     def _put_one(
         self,
@@ -361,10 +369,16 @@ class Events(Part):
         self.noted_to = min(self.noted_to, index)
 
     def flush(self) -> None:
-        """Start a write of the queued records, unless one is under way."""
-        if not self._queue or self._writing:
+        """Start a write of the queued records, unless one is under way. Searches that wait follow it."""
+        if self._writing:
+            return
+        searches, self._searches = self._searches, []
+        if not self._queue:
+            for search in searches:
+                search()
             return
         self._writing = True
+        count, left_out = self._queue_count, self._left_out
         work = self._take()
 
         def done(size: int | None, error: BaseException | None) -> None:
@@ -374,11 +388,17 @@ class Events(Part):
             else:
                 # The journal reacts to a full or failing disk; the node can do without these files.
                 self.failures += 1
+                self._leave_out(count)
+                self._left_out += left_out  # the record that says so was not written either
+            for search in searches:
+                search()
+            if self._searches:
+                self.flush()
 
         self._executor.submit(work, done)
 
     def _take(self) -> Callable[[], int]:
-        queue, self._queue, self._queue_bytes = self._queue, [], 0
+        queue, self._queue, self._queue_count, self._queue_bytes = self._queue, [], 0, 0
         left_out, self._left_out = self._left_out, 0
 
         def work() -> int:
@@ -392,24 +412,14 @@ class Events(Part):
     # -- reading
 
     def find(self, ids: np.ndarray, done: Callable[[FindJob | None, BaseException | None], None]) -> None:
-        """Find the events of some ids. Queued records are written first, unless a write is under way."""
+        """Find the events of some ids. What was recorded before is written first."""
         job = FindJob(self._disk, ids.astype(np.uint64), self._places)
-        write = None
-        if self._queue and not self._writing:
-            self._writing = True
-            write = self._take()
-
-        def work() -> None:
-            if write is not None:
-                self.written_bytes += write()
-            job.run()
 
         def found(_: object, error: BaseException | None) -> None:
-            if write is not None:
-                self._writing = False
             done(None if error is not None else job, error)
 
-        self._executor.submit(work, found)
+        self._searches.append(lambda: self._executor.submit(job.run, found))
+        self.flush()
 
 
 FEW_ROWS = 64

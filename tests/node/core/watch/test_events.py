@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import TraceEvent
 from tickwheel.storage import events as event_files
+from tickwheel.storage.disk import DiskFullError
 from tickwheel.wheel.units import HOUR_MS
 
 
@@ -29,13 +30,19 @@ def noting(bytes_max: int = 1 << 20) -> World:
     return world
 
 
-def traced(world: World, node: Node, *ids: int) -> Any:
-    """What one node answers."""
+def asked(world: World, node: Node, *ids: int) -> list[Any]:
+    """Holds what one node answers as soon as it does."""
     answers: list[Any] = []
     named = [common_pb2.MessageId(hour=number >> 32, index=number & 0xFFFF_FFFF) for number in ids]
     assert node.host is not None
     node.host.core.serving.start(node.host.core.parts.tracer.trace(admin_pb2.TraceRequest(ids=named)), answers.append)
     node.wake()
+    return answers
+
+
+def traced(world: World, node: Node, *ids: int) -> Any:
+    """What one node answers."""
+    answers = asked(world, node, *ids)
     world.run_until(lambda: bool(answers))
     return answers[0]
 
@@ -165,6 +172,53 @@ def test_a_full_queue_leaves_out_and_says_so(monkeypatch: pytest.MonkeyPatch) ->
     answer = traced(world, master, ids[0])
     assert answer.lost > 0
     assert master.host.core.parts.events.lost == answer.lost
+
+
+def test_a_trace_waits_for_the_write_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes long over one write hides neither what is in it nor what waits behind it."""
+    world = noting()
+    master = world.master()
+    assert master is not None
+    held: list[Callable[[], None]] = []
+    submit = master.submit
+
+    def slow(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        if work.__qualname__.startswith("Events.") and not held:
+            held.append(lambda: submit(work, done))
+        else:
+            submit(work, done)
+
+    monkeypatch.setattr(master, "submit", slow)
+    [in_it] = schedule(world, [("t", HOUR_MS, "k", [])])
+    world.run_until(lambda: bool(held))
+    [behind_it] = schedule(world, [("t", HOUR_MS, "k", [])])
+    answers = [asked(world, master, number) for number in (in_it, behind_it)]
+    world.run(1_000)
+    assert not any(answers)
+    held.pop()()
+    held.append(lambda: None)
+    world.run_until(lambda: all(answers))
+    assert [kinds(answer) for [answer] in answers] == [["SCHEDULED"], ["SCHEDULED"]]
+
+
+def test_what_a_failed_write_lost_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the metrics and, with the next write, in the files; what was scheduled after it is found."""
+    world = noting()
+    master = world.master()
+    assert master is not None and master.host is not None
+    log = master.host.core.parts.events
+    with monkeypatch.context() as broken:
+        broken.setattr(event_files.EventWriter, "append", refuse)
+        [gone] = schedule(world, [("t", HOUR_MS, "k", [])])
+        assert kinds(traced(world, master, gone)) == []
+        assert log.failures > 0 and log.lost > 0
+    [late] = schedule(world, [("t", HOUR_MS, "k", [])])
+    answer = traced(world, master, late)
+    assert kinds(answer) == ["SCHEDULED"] and answer.lost == log.lost
+
+
+def refuse(*_: object) -> int:
+    raise DiskFullError("no space is left")
 
 
 def test_a_further_search_decodes_only_what_may_name_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
