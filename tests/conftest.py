@@ -26,6 +26,8 @@ for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
     os.environ.pop(_name, None)  # what the caller's terminal or a CI wants: commands would write otherwise
 # Handlers of gRPC for fork end children of tests that have a server or a channel of gRPC. Read when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background: so would the commands under test
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Shared, slow machines: no deadline, since how long an example takes says nothing about its truth.
 settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
