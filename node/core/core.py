@@ -168,7 +168,7 @@ class NodeCore:
         if self.leading and not parts.delivery.active and self.clock.known:
             parts.begin_mastership()
         now = self._now(now_ns)
-        for part in parts.ticking:
+        for part in parts.driven.ticking:
             part.tick(now)
         if parts.mastership.elected:
             parts.mastership.tick()

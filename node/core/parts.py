@@ -71,6 +71,14 @@ WAIT_STEP_NS = 1_000_000
 """Parts wait whole milliseconds: what one waits for may be due so much earlier."""
 
 
+class _Driven:
+    """Of some parts, those that do something in a tick, and those that may want one."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.ticking = tuple(part for part in parts if type(part).tick is not Part.tick)
+        self.waiting = tuple(part for part in parts if type(part).wait_ms is not Part.wait_ms)
+
+
 class Parts:
     """Made once for each core, before its log."""
 
@@ -203,14 +211,18 @@ class Parts:
             self.counts,
         )
         """In the order in which parts tick and end; they begin in reverse order."""
-        self.ticking = tuple(part for part in self.ordered if type(part).tick is not Part.tick)
-        """The parts that do something in a tick."""
-        self._waiting = tuple(part for part in self.ordered if type(part).wait_ms is not Part.wait_ms)
+        self._led = _Driven(self.ordered)
+        self._following = _Driven([part for part in self.ordered if not part.of_master])
         self._keeping = tuple(part for part in self.ordered if type(part).upkeep is not Part.upkeep)
         self.rests_until_ns = 0
         """When a part or the clock wants its next tick, as of the last tick of all parts."""
         self._stood: tuple[object, ...] = ()
         """What they found then."""
+
+    @property
+    def driven(self) -> _Driven:
+        """The parts that time drives now."""
+        return self._led if self.mastership.elected else self._following
 
     def _create_cluster(self) -> None:
         founders = [replace(member, disk_uuid=self.founding.disk_of(member.node_id)) for member in self._founders]
@@ -272,7 +284,7 @@ class Parts:
         """All have ticked. Returns the monotonic_ns at which they need the next tick at the latest. `beside`: waits, as
         of `Part.wait_ms`, of what is no part."""
         core = self._core
-        waits = [part.wait_ms(now) for part in self._waiting]
+        waits = [part.wait_ms(now) for part in self.driven.waiting]
         waits += [*beside, self.mastership.wait_ms(), self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
         if self._turns:
             waits.append(TURN_PAUSE_MS)

@@ -105,6 +105,8 @@ class PublishSource(Protocol):
 class Proposer(Part):
     """Proposes only while the node is master (`term` is not 0); refuses commands otherwise."""
 
+    of_master = True
+
     def __init__(
         self,
         config: CoreConfig,

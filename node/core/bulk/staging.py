@@ -79,6 +79,8 @@ class _Drive:
 class StagedWrites(Part):
     """Idle while the node is not master."""
 
+    of_master = True
+
     def __init__(
         self, core: Kernel, publisher: Publisher, flow: FlowControl, disk_room: DiskRoom, requests: ClientRequests
     ) -> None:

@@ -68,6 +68,8 @@ def _full(sessions: Sequence[Session]) -> int:
 class Delivery(Part):
     """`active` is true from `begin` to `end`: the node leads, has applied everything and knows the time."""
 
+    of_master = True
+
     def __init__(
         self,
         core: Kernel,

@@ -40,6 +40,8 @@ PAUSE_MS = 200
 class FilterSkips(Part):
     """Works only while the node leads. `wake` is called with the id of each group for which messages were decided."""
 
+    of_master = True
+
     def __init__(
         self,
         state: StateMachine,

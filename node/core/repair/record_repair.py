@@ -73,6 +73,8 @@ class _Case:
 class RecordRepair(Part):
     """Has work only on a master."""
 
+    of_master = True
+
     def __init__(self, core: Kernel, delivery: Delivery) -> None:
         self._core = core
         self._delivery = delivery

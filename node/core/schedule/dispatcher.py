@@ -56,6 +56,8 @@ class Phase(enum.Enum):
 class Dispatcher(Part):
     """The driver calls `tick` after every input, and no later than `wanted_ms`."""
 
+    of_master = True
+
     def __init__(self, core: Kernel, push: PushAhead | None) -> None:
         """`push` is given if the delivery order is push-first."""
         self._core = core

@@ -89,6 +89,8 @@ def calendar_of_schedule(definition: ScheduleDefinition) -> Calendar:
 
 
 class Planner(Part):
+    of_master = True
+
     def __init__(
         self,
         core: Kernel,

@@ -109,6 +109,8 @@ class _Request:
 class Publisher(Part):
     """The queue is empty while the node is not master."""
 
+    of_master = True
+
     def __init__(
         self, core: Kernel, creations: Creations, senders: Senders, flow: FlowControl, disk_room: DiskRoom
     ) -> None:
@@ -270,6 +272,7 @@ class Publisher(Part):
         for item in queue:
             self._refuse(item, failure)
         self._let_in()
+        self._let_in_ms = 0
 
     def metrics(self) -> Mapping[str, MetricValue]:
         return {"intake_requests": float(self.waiting.requests)}

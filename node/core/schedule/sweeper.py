@@ -47,6 +47,8 @@ RETRY_MS = 500
 
 
 class Sweeper(Part):
+    of_master = True
+
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._finders: dict[str, Finder] = {}

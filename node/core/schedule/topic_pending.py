@@ -60,6 +60,8 @@ class _Count:
 
 
 class TopicPending(Part):
+    of_master = True
+
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._known: dict[int, int] | None = None
