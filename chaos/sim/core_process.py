@@ -10,6 +10,7 @@ import numpy as np
 
 from tickwheel.chaos.sim import moments
 from tickwheel.chaos.sim.doors import Door
+from tickwheel.chaos.sim.executor import SyncExecutor
 from tickwheel.chaos.sim.history_machines import (
     CheckpointBegan,
     CheckpointTaken,
@@ -268,7 +269,7 @@ class CoreProcess:
             disk=machine.disk,
             clock=machine.clock,
             executor=machine.executor,
-            sync_executor=machine.executor,
+            sync_executor=SyncExecutor(machine.executor),
             network=machine.network,
             random=machine.world.stream(f"node/{machine.name}/{machine.boot}"),
         )

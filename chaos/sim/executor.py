@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tickwheel.chaos.sim.world import MS, World
 from tickwheel.storage.simulated import PowerLost
@@ -63,6 +63,16 @@ class Host(Protocol):
 def _name(work: Callable[[], object]) -> str:
     """By which faults name it."""
     return (work.func if isinstance(work, partial) else work).__qualname__
+
+
+class SyncAnswer(Generic[T]):
+    """A call that only the log waits for: the answer to a sync of its journal."""
+
+    def __init__(self, done: Callable[[T | None, BaseException | None], None]) -> None:
+        self._done = done
+
+    def __call__(self, result: T | None, error: BaseException | None) -> None:
+        self._done(result, error)
 
 
 class SimulatedExecutor:
@@ -135,3 +145,14 @@ class SimulatedExecutor:
     ) -> None:
         if self._machine.boot == self._boot:
             self._machine.deliver(done, result, failure)
+
+
+class SyncExecutor:
+    """The same executor, as the one that syncs the journal."""
+
+    def __init__(self, executor: SimulatedExecutor) -> None:
+        self._executor = executor
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """As Executor.submit."""
+        self._executor.submit(work, SyncAnswer(done))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol
 
 from tickwheel.chaos.sim.clock import SimulatedClock
-from tickwheel.chaos.sim.executor import SimulatedExecutor, WorkFaults
+from tickwheel.chaos.sim.executor import SimulatedExecutor, SyncAnswer, WorkFaults
 from tickwheel.chaos.sim.history import History, Record
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, Stopped
 from tickwheel.chaos.sim.network import Callee, Fabric, NetworkPort
@@ -42,7 +42,7 @@ class Process(Callee, Protocol):
 
     def tick(self, *, woken: bool) -> int:
         """Work; returns the machine's monotonic_ns of the next call at the latest. `woken` False: nothing has come
-        since the last call but frames for which `receive` returned False."""
+        since the last call but frames, and answers to syncs of the journal."""
         ...
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
@@ -307,16 +307,18 @@ class Machine:
             inbox, self._inbox = inbox[:read], inbox[read:]
         self.unread = len(self._inbox)
         self.turns += 1
-        woken = False
+        wanted = woken = False
         if len(inbox) > self.inbox_most:
             self.inbox_most = len(inbox)
         try:
             for function, args in inbox:
-                woken |= bool(function(*args)) or function != self._receive
+                result, framed = function(*args), function == self._receive
+                wanted |= bool(result) or not framed
+                woken |= not (framed or isinstance(function, SyncAnswer))
                 if self.fatal_reason is not None:
                     break
             self.late_ns = self.clock.monotonic_ns() - self._wanted_ns
-            if self.fatal_reason is None and (woken or not inbox or self.late_ns >= 0):
+            if self.fatal_reason is None and (wanted or not inbox or self.late_ns >= 0):
                 self._wanted_ns = process.tick(woken=woken)
         except PowerLost:
             self.power_lost()

@@ -42,6 +42,9 @@ from tickwheel.storage.disk import DiskError
 
 SLOT_MS_DEFAULT = 1_000
 
+_OF_THE_LOG = frozenset(("append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong"))
+"""Frames that concern the log alone: parts look only if it changes what they act by (`Parts.resting`)."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 MakeLog = Callable[[LogListener, Restored], ReplicatedLog]
@@ -88,6 +91,8 @@ class NodeCore:
         self._on_fatal, self.report = on_fatal, report
         self.started_ns = ports.clock.monotonic_ns()
         self.stopped = False
+        self._stirred = True
+        """A frame or connection has come that concerns parts, so that they look at the next tick."""
         self.recover_to, self._recovered = 0, False
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
@@ -150,7 +155,7 @@ class NodeCore:
 
     def tick(self, *, woken: bool = True) -> int:
         """Do what is due; returns the monotonic_ns at which the next call is needed at the latest. `woken` False: no
-        input has come since the last call but frames for which `receive` returned False."""
+        input has come since the last call but frames, and answers of the executor that syncs the journal."""
         parts, serving = self.parts, self.serving
         if serving.damage and not self.stopped:
             parts.mastership.leave(serving.damage)
@@ -161,8 +166,9 @@ class NodeCore:
             first = parts.mastership.leave_stuck()
             return self.monotonic_ns() if first else log_wants_ns  # at once: the log begins the handover
         now_ns = self.monotonic_ns()
-        if not woken and parts.resting(now_ns):
-            return min(log_wants_ns, parts.rests_until_ns)  # the log had a heartbeat to send, or looked at a timeout
+        if not (woken or self._stirred) and parts.resting(now_ns):
+            return min(log_wants_ns, parts.rests_until_ns)  # the log had something to do by itself
+        self._stirred = False
         parts.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
         self.clock.tick(now_ns, parts.voters, self.log.send_beside)
         if self.leading and not parts.delivery.active and self.clock.known:
@@ -215,17 +221,23 @@ class NodeCore:
         """Take a frame from a peer. The caller has checked the peer's identity. False: the next `tick` may wait for the
         time that the last one returned."""
         waits_for_time = not self.clock.may_dispatch()
-        stirred = self.log.receive(peer_id, frame)
-        return stirred or waits_for_time or bool(self.serving.stuck)
+        wanted = self.log.receive(peer_id, frame)
+        if wanted and frame.WhichOneof("body") in _OF_THE_LOG and not waits_for_time:
+            return True
+        stirred = wanted or waits_for_time or bool(self.serving.stuck)
+        self._stirred = self._stirred or stirred
+        return stirred
 
     def peer_connected(self, peer_id: str) -> None:
         """The connection to a peer is open."""
+        self._stirred = True
         self.log.peer_connected(peer_id)
         self.parts.founding.connected(peer_id, self.log.send_beside)
         self.clock.peer_connected(peer_id)
 
     def peer_disconnected(self, peer_id: str) -> None:
         """The connection to a peer broke; frames in flight are lost."""
+        self._stirred = True
         self.parts.delivery.leases.feed.forget_peer(peer_id)
         self.log.peer_disconnected(peer_id)
 

@@ -15,8 +15,8 @@ class Part:
     - `end` may come without `begin`: a master can be deposed before it knows the time or has applied its own first
       command. Do not count on an `end` between two `begin`s either.
     - When `end` is called, `Kernel.require_master` already names the new master. A caller told so may ask at once.
-    - Ticks come after input, after what the log or the clock has changed, and when `wait_ms` asked for one; not with each
-      heartbeat. They come to every node, unless the part is `of_master`. A part that acts for the
+    - Ticks come after input, after what the log or the clock has changed, and when `wait_ms` asked for one; not with
+      what concerns the log alone. They come to every node, unless the part is `of_master`. A part that acts for the
       cluster checks `now.acting`: an elected master may have no lease yet, or have lost it.
     - `Parts.ordered` gives the order of ticks and ends: first the parts that move the wheel and the log, then those
       that hold requests, last the deliveries and the parts waiting for them. Parts begin in the reverse order, so the

@@ -295,8 +295,8 @@ class Parts:
 
     def _stands(self) -> tuple[object, ...]:
         core, mastership = self._core, self.mastership
-        leads = mastership.term, mastership.changes, mastership.begun, core.log.lease_held()
-        return (core.applied.index, *leads, core.clock.steers)
+        leads = mastership.term, mastership.changes, mastership.begun, mastership.handing_over, core.log.lease_held()
+        return (core.applied.index, *leads, core.clock.steers, self.index_repair.holds_log)
 
     def voters(self) -> list[str]:
         """Ids of the voting members."""

@@ -29,8 +29,8 @@ interpreter for each event; without the rest it would get it too seldom while a 
 
 
 class LoopDriver:
-    """Calls `tick` on the loop: it gets whether input has come since the last call, and returns the monotonic_ns of its
-    next call at the latest."""
+    """Calls `tick` on the loop: it gets whether input has come since the last call that is not for the log alone, and
+    returns the monotonic_ns of its next call at the latest."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class LoopDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._drain_passes_left = 0
         self._woken = False
-        """Whether `wake` was called since the last tick began."""
+        """Whether `wake` or `wake_within` was called since the last tick began."""
         self._ticked_ns = 0
         self.lag = TimeCounts()
         """How late the loop ran due work."""
@@ -85,6 +85,10 @@ class LoopDriver:
     def wake(self) -> None:
         """Input has come: tick once the rest of this pass of the loop has run, or TICK_GAP_NS after the last tick."""
         self._woken = True
+        self.wake_log()
+
+    def wake_log(self) -> None:
+        """As `wake`, for a frame or an answer to the log. The core itself knows which frames concern its parts."""
         if not self._running or self._queued:
             return
         self._queued = True
@@ -119,7 +123,7 @@ class LoopDriver:
         if self._drain_passes_left > 0:
             self._drain_passes_left -= 1
             if self._drain_passes_left > 0:
-                self.wake()
+                self.wake_log()
                 return
         else:
             late_ns = now_ns - self._deadline_ns
@@ -129,7 +133,7 @@ class LoopDriver:
                 self.stalls += 1
                 self._stall_ns, self._stalled_ns = late_ns, now_ns
                 self._drain_passes_left = DRAIN_PASSES
-                self.wake()
+                self.wake_log()
                 return
         self._ticked_ns = now_ns
         woken, self._woken = self._woken, False
@@ -157,7 +161,7 @@ class LoopDriver:
                 self._timer = self._loop.call_later(TICK_GAP_NS / 1e9, self._on_timer)
                 return
             self._deadline_ns = now_ns
-            self.wake()
+            self.wake_log()
             return
         # libuv's timers have steps of 1 ms and round to the nearest: round up, or the loop would spin.
         wait_ms = -(-wait_ns // 1_000_000)

@@ -132,13 +132,16 @@ class NodeProcess:
         def wake() -> None:
             driver.wake()
 
+        def wake_log() -> None:
+            driver.wake_log()
+
         def tick(woken: bool) -> int:
             wants_ns = host.tick(woken=woken)
             house.ticked()
             return wants_ns
 
         reads = self._executor("read", READ_THREADS, loop, wake)
-        syncs = self._executor("sync", SYNC_THREADS, loop, wake)
+        syncs = self._executor("sync", SYNC_THREADS, loop, wake_log)
         network = GrpcNetwork(
             config.node.id,
             config.cluster.id,
@@ -169,7 +172,7 @@ class NodeProcess:
         node, clients = port.node, port.server
         house = House(config, host, self._clock, driver, port, tls)
         client_port = self._bind(clients, "client_bind", config.listen.client_bind, tls.server_context("client"))
-        peers, peer_port = self._peer_server(tls, host, network, disk, driver.wake, limiter)
+        peers, peer_port = self._peer_server(tls, host, network, disk, driver, limiter)
         limiter.watch(client_port, peer_port)
         pools = {"read": reads, "sync": syncs}
         page = registry_of(lambda: self._metrics(host, tls, driver, node, pools, limiter))
@@ -321,7 +324,7 @@ class NodeProcess:
         host: NodeHost,
         network: GrpcNetwork,
         disk: LocalDisk,
-        wake: Callable[[], None],
+        driver: LoopDriver,
         limiter: ConnectionLimiter,
     ) -> tuple[Server, int]:
         server = Server(PEER_LIMITS)
@@ -342,14 +345,14 @@ class NodeProcess:
 
         async def checkpoint() -> Sequence[BackupFile] | str:
             try:
-                return await files_to_copy(host.core.checkpointer, wake)
+                return await files_to_copy(host.core.checkpointer, driver.wake)
             except RequestError as error:
                 return error.failure.message
 
         service = PeerService(
             (self._config.node.id, self._config.cluster.id),
             host,
-            wake,
+            driver.wake_log,
             disk=disk,
             refusal=refusal,
             removed=lambda peer: peer in host.core.state.removed_ids,

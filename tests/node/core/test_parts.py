@@ -10,7 +10,7 @@ import pytest
 
 from tests.node.core.schedule.test_pending import schedule
 from tests.node.core.test_when import change
-from tests.node.core.trio import MS, World
+from tests.node.core.trio import MS, Client, World
 from tickwheel.node import core as package
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
@@ -22,6 +22,7 @@ from tickwheel.node.core.watch.events import WRITE_PERIOD_MS
 from tickwheel.node.core.world import Now
 from tickwheel.node.failure import RequestError, not_master
 from tickwheel.proto.admin_pb2 import DeleteTopicRequest
+from tickwheel.proto.peer_pb2 import PeerFrame, Ping, RecordAnswer
 from tickwheel.proto.scheduler_pb2 import BeginSweepRequest, Selection
 
 PARTS_BY_TIME = ("sweeper", "topic_pending", "events", "deleter")
@@ -88,6 +89,10 @@ def test_a_tick_of_the_log_alone_leaves_the_parts_alone(monkeypatch: pytest.Monk
     assert ticks() and not ticks()
     monkeypatch.setattr(core.log, "lease_held", lambda: False)
     assert ticks() and not ticks()
+    core.parts.mastership.handing_over = True
+    assert ticks() and not ticks()
+    core.parts.index_repair.holds_log = True
+    assert ticks() and not ticks()
     core.applied.index += 1
     assert ticks() and not ticks()
     monkeypatch.setattr(core.parts.planner, "wait_ms", lambda now: 20)
@@ -96,6 +101,67 @@ def test_a_tick_of_the_log_alone_leaves_the_parts_alone(monkeypatch: pytest.Monk
     assert not ticks()
     world.now_ns += 2 * MS
     assert ticks()
+
+
+def test_of_an_entry_the_parts_of_a_slave_see_that_it_was_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the frame that brings it, nor its fsync. A frame that concerns parts, or the end of a connection, is for them
+    too."""
+    world = World()
+    master = world.elect()
+    assert master.host is not None
+    world.run(2_000)
+    slave = next(node for node in world.nodes.values() if node is not master)
+    assert slave.host is not None
+    core, ticks, looks = slave.host.core, list[int](), list[int]()
+    tick, monotonic_ns = core.tick, core.monotonic_ns
+
+    def watched_tick(*, woken: bool = True) -> int:
+        ticks.append(monotonic_ns())
+        return tick(woken=woken)
+
+    monkeypatch.setattr(core, "tick", watched_tick)
+    monkeypatch.setattr(core.parts.bulk, "tick", lambda now: looks.append(core.applied.index))
+    client = Client(world)
+    client.schedule([3_600_000])
+    world.run_until(lambda: len(client.acked) == 1)
+    world.run(30)
+    before = core.applied.index
+    ticks.clear()
+    looks.clear()
+    client.schedule([3_600_000])
+    world.run_until(lambda: core.applied.index > before)
+    assert looks == [core.applied.index] and len(ticks) >= 3
+    looks.clear()
+    core.tick(woken=False)
+    assert not looks
+    core.peer_disconnected("nobody")
+    core.tick(woken=False)
+    assert looks
+    monkeypatch.setattr(core.log, "receive", lambda peer_id, frame: True)
+    for frame, seen in ((PeerFrame(ping=Ping()), False), (PeerFrame(record_answer=RecordAnswer()), True)):
+        looks.clear()
+        assert core.receive(master.name, frame)
+        core.tick(woken=False)
+        assert bool(looks) is seen
+
+
+def test_parts_of_a_master_tick_from_its_election_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have nothing to do before, and `end` left them nothing."""
+    world = World()
+    core, ticked = a_core(world), list[bool]()
+    for part in core.parts.ordered:
+        if part.of_master:
+            monkeypatch.setattr(part, "tick", lambda now: ticked.append(core.parts.mastership.elected))
+            monkeypatch.setattr(part, "wait_ms", lambda now: ticked.append(core.parts.mastership.elected))
+    world.run_until(lambda: core.parts.mastership.elected or world.master() is not None)
+    while not core.parts.mastership.elected:
+        other = world.elect()
+        other.kill()
+        world.run(2_000)
+        other.start()
+        world.run(100)
+    world.run(100)
+    assert ticked and all(ticked)
 
 
 def now_of(core: NodeCore) -> Now:

@@ -137,7 +137,7 @@ class Node:
         self.disk = SimulatedDisk(random.Random(f"{name}{world.rng.random()}"))
         self.wake_ns: int | None = None
         self.woken = True
-        """Input has come since the last tick."""
+        """Input has come since the last tick that is not for the log alone."""
         self.fatal = ""
         self.no_room = ""
         self.reported: list[Reported] = []
@@ -179,7 +179,8 @@ class Node:
             except Exception as raised:
                 result, error = None, raised
             done(result, error)
-            self.wake()
+            self.woken |= not sync
+            self._tick_now()
 
         merge = isinstance(getattr(work, "__self__", None), MergeJob)
         checkpoint = getattr(work, "__qualname__", "").startswith("Checkpointer.")
@@ -205,9 +206,10 @@ class Node:
         boot = target.boot
 
         def arrive() -> None:
-            if target.boot == boot and target.host and self.world.connected(self.name, peer_id):
-                target.host.receive(self.name, PeerFrame.FromString(data))
-                target.wake()
+            if target.boot != boot or not target.host or not self.world.connected(self.name, peer_id):
+                return
+            if target.host.receive(self.name, PeerFrame.FromString(data)):
+                target._tick_now()
 
         self.world.at(self.world.now_ns + LINK_NS, arrive)
         return True
@@ -333,6 +335,9 @@ class Node:
 
     def wake(self) -> None:
         self.woken = True
+        self._tick_now()
+
+    def _tick_now(self) -> None:
         if self.wake_ns is None or self.wake_ns > self.world.now_ns:
             self._sleep_until(self.world.now_ns)
 

@@ -114,7 +114,7 @@ async def test_the_time_that_ticks_take_is_counted() -> None:
 
 
 async def test_a_tick_hears_whether_input_has_come() -> None:
-    """Also of what came during the tick before. A timer alone is no input."""
+    """Also of what came during the tick before. A timer alone is no input, nor is what came for the log alone."""
     watch, loop, told = Watch(), asyncio.get_running_loop(), list[bool]()
     first, timed = asyncio.Event(), asyncio.Event()
 
@@ -123,7 +123,9 @@ async def test_a_tick_hears_whether_input_has_come() -> None:
         first.set()
         if len(told) == 2:
             driver.wake()
-        if not woken:
+        if len(told) == 4:
+            driver.wake_log()
+        if len(told) == 5:
             timed.set()
         return watch.now_ns + (2_000_000 if len(told) == 3 else 3_600_000_000_000)
 
@@ -134,7 +136,7 @@ async def test_a_tick_hears_whether_input_has_come() -> None:
         driver.wake()
         await timed.wait()
     driver.stop()
-    assert told == [True, True, True, False]
+    assert told == [True, True, True, False, False]
 
 
 async def test_input_that_may_wait_moves_the_next_tick_no_further_than_it_says() -> None:
