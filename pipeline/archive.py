@@ -4,14 +4,17 @@ There is a folder `day=YYYY-MM-DD/` for each day of first due times. A run adds 
 keeps. The cluster removes a message with its hour, once all groups of its topic have settled the hour or retention is
 over. So the archive must run as often as hours are removed. From the mark that it keeps for each group
 (archive_marks.py), it reports how many messages it was too late for. A repeat adds nothing twice: rows are identified
-by (group, kind, id, died_ms), within the days of the new rows. One run at a time.
+by (group, kind, id, died_ms), within the days of the new rows. Of several runs of a group at a time one adds its rows,
+and the others are refused (archive_place.py).
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tickwheel.pipeline import settled
-from tickwheel.pipeline.archive_marks import Mark, mark_of, missing
-from tickwheel.pipeline.archive_place import ArchiveError, ArchivePlace
+from tickwheel.pipeline.archive_marks import Mark, missing, progress_of
+from tickwheel.pipeline.archive_place import MARKS, ArchiveError, ArchivePlace
 from tickwheel.pipeline.options import Connection
 from tickwheel.pipeline.spark_errors import raising
 
@@ -75,7 +78,8 @@ def archive(
     `from_ms` (inclusive), `to_ms` (exclusive): only messages first due in this span; 0: no limit. The results count the
     messages for which the run came too late, and a warning is logged. A run with limits leaves the marks alone. Raises
     RequestRefused for a group that does not exist, ClusterUnavailable, LettersGoingError, and ArchiveError if Spark
-    fails: for a place that it cannot write to, or a file in it that it cannot read.
+    fails, for a place that it cannot write to or a file in it that it cannot read, or if another run has archived the
+    group meanwhile. Groups before it are archived then.
     """
     place = ArchivePlace(spark, folder)
     place.make()
@@ -88,12 +92,38 @@ def archive(
 def _add(
     spark: SparkSession, place: ArchivePlace, connection: Connection, group: str, from_ms: int, to_ms: int
 ) -> Archived:
-    last = _last_mark(place, group)
+    number, last = _last_mark(place, group)
+    if last.staged:  # by a run that was killed before it had moved all
+        place.publish(group, last.staged)
     # The last delivery of a message is never before its first.
     reading = settled.done_with(spark, connection, group, from_ms)
-    with raising(ArchiveError, place.uri):
-        written = _write_new(spark, place, group, reading.frame, from_ms, to_ms)
+    run = uuid.uuid4().hex
+    try:
+        with raising(ArchiveError, place.uri):
+            written = _stage_new(spark, place, place.staging(group, run), group, reading.frame, from_ms, to_ms)
+        place.harden(group, run)
+    except BaseException:
+        with suppress(ArchiveError):  # the first error counts
+            place.drop(group, run)
+        raise
     gone = _missing(reading, last)
+    progress = last.topics if from_ms or to_ms else progress_of(reading.pin)
+    try:
+        recorded = place.record(group, number, Mark(progress, run if written.added else "").text())
+    except ArchiveError:
+        with suppress(ArchiveError):  # the first error counts
+            if place.newest(group)[0] == number:  # on a full disk repeats must not fill it further
+                place.drop(group, run)
+        raise
+    if not recorded:
+        place.drop(group, run)
+        raise ArchiveError(
+            f"{place.uri}: another run has archived group {group} meanwhile, so this one has added nothing of it, and "
+            "nothing is lost. Run one at a time; if in doubt run it again, it adds what is missing"
+        )
+    if written.added:
+        place.publish(group, run)
+    place.clean(group)
     for name, count in gone.items():
         log.warning(
             "group %s: up to %d messages of topic %s were removed before they could be archived; run it every hour",
@@ -101,8 +131,6 @@ def _add(
             count,
             name,
         )
-    if not (from_ms or to_ms):
-        place.put_mark(group, reading.pin.applied_index, mark_of(reading.pin).text())
     added = sum(written.added.values())
     dead = sum(count for (kind, _), count in written.added.items() if kind == settled.DEAD)
     return Archived(
@@ -116,21 +144,21 @@ def _add(
     )
 
 
-def _last_mark(place: ArchivePlace, group: str) -> Mark | None:
-    """The mark that the last run left; None: there is none. Raises ArchiveError if it cannot be read."""
-    text = place.mark(group)
+def _last_mark(place: ArchivePlace, group: str) -> tuple[int, Mark]:
+    """The newest record and its number. Raises ArchiveError if it cannot be read."""
+    number, text = place.newest(group)
     try:
-        return Mark.parsed(text) if text else None
+        return number, Mark.parsed(text) if text or number else Mark()
     except ValueError as error:
         raise ArchiveError(
-            f"{place.uri}/_marks/{group}: the newest file cannot be read ({error}). If you remove it, the next run "
-            "counts everything removed so far as missed"
+            f"{place.uri}/{MARKS}/{group}/{number}.json: the newest record cannot be read ({error}). If you remove it, "
+            "the next run goes on from the one before it, or counts everything removed so far as missed"
         ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What `_write_new` found and added."""
+    """What `_stage_new` found and staged."""
 
     rows: int
     """Rows that were read, added ones and known ones."""
@@ -140,10 +168,10 @@ class _Written:
     """That of the rows; 0: there was none."""
 
 
-def _write_new(
-    spark: SparkSession, place: ArchivePlace, group: str, frame: DataFrame, from_ms: int, to_ms: int
+def _stage_new(
+    spark: SparkSession, place: ArchivePlace, staging: str, group: str, frame: DataFrame, from_ms: int, to_ms: int
 ) -> _Written:
-    """Append the rows of a frame that the archive does not have yet."""
+    """Write the rows of a frame that the archive does not have yet to a folder."""
     done = frame.where(F.col("due_ms") >= from_ms)
     if to_ms:
         done = done.where(F.col("due_ms") < to_ms)
@@ -163,7 +191,7 @@ def _write_new(
         try:
             added = {(row["kind"], row["how"]): row["count"] for row in new.groupBy("kind", "how").count().collect()}
             if added:
-                new.repartition("day").write.partitionBy("day").mode("append").parquet(place.uri)
+                new.repartition("day").write.partitionBy("day").parquet(staging)
         finally:
             new.unpersist()
     finally:
@@ -171,7 +199,7 @@ def _write_new(
     return _Written(sum(row["rows"] for row in days), added, max((row["index"] for row in days), default=0))
 
 
-def _missing(reading: settled.Done, last: Mark | None) -> dict[str, int]:
+def _missing(reading: settled.Done, last: Mark) -> dict[str, int]:
     """`Archived.missing`; call it when the frame has been computed."""
     counts = {
         topic.name: missing(topic, last, [(f, e) for of, f, e in reading.passed_over if of == topic.topic_id])

@@ -8,12 +8,14 @@ out because they were not settled. The count is an upper bound, since retries ha
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 from tickwheel.client.snapshot import SettledPin, SettledTopic
 
 VERSION = 1
+_RUN = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,16 @@ class TopicMark:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The progress of the archive with one group."""
+    """The record of a run: the progress of the archive with one group, and where the run's rows were."""
 
-    topics: tuple[TopicMark, ...]
+    topics: tuple[TopicMark, ...] = ()
+    staged: str = ""
+    """The run's folder of rows, from which they are moved to their days; empty: it had none."""
 
     def text(self) -> str:
         """The mark as JSON text, as the archive stores it."""
-        return json.dumps({"version": VERSION, "topics": [asdict(topic) for topic in self.topics]})
+        body = {"version": VERSION, "topics": [asdict(topic) for topic in self.topics], "staged": self.staged}
+        return json.dumps(body)
 
     @classmethod
     def parsed(cls, text: str) -> Mark:
@@ -45,23 +50,28 @@ class Mark:
             found = json.loads(text)
             if found["version"] != VERSION:
                 raise ValueError(f"version {found['version']}, this is {VERSION}")
-            return cls(tuple(TopicMark(**topic) for topic in found["topics"]))
-        except (KeyError, TypeError) as error:
+            topics = tuple(TopicMark(**topic) for topic in found["topics"])
+            staged = found.get("staged", "")  # earlier versions wrote rows to their days at once
+        except (AttributeError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"it differs from what was written: {error!r}") from None
+        wrong = [value for topic in topics for value in astuple(topic) if type(value) is not int]
+        if wrong or not (isinstance(staged, str) and (not staged or _RUN.fullmatch(staged))):
+            raise ValueError(f"it differs from what was written: {(wrong or [staged])[0]!r}")
+        return cls(topics, staged)
 
 
-def mark_of(pin: SettledPin) -> Mark:
-    """The mark to store once everything that a pin shows is archived."""
-    return Mark(tuple(TopicMark(topic.topic_id, topic.end, topic.floor, topic.open) for topic in pin.topics))
+def progress_of(pin: SettledPin) -> tuple[TopicMark, ...]:
+    """The progress to store once everything that a pin shows is archived."""
+    return tuple(TopicMark(topic.topic_id, topic.end, topic.floor, topic.open) for topic in pin.topics)
 
 
-def missing(topic: SettledTopic, last: Mark | None, passed_over: Sequence[tuple[int, int]]) -> int:
+def missing(topic: SettledTopic, last: Mark, passed_over: Sequence[tuple[int, int]]) -> int:
     """An upper bound of the group's messages that no run has seen.
 
     They were removed before this run, or during its reads, at the positions `passed_over`.
     """
     seen, floor, left = 0, 0, 0
-    for mark in last.topics if last is not None else ():
+    for mark in last.topics:
         # A mark beyond the cluster's positions belongs to another cluster, or to this one before it was restored.
         if mark.topic_id == topic.topic_id and mark.end <= topic.end:
             seen, floor, left = mark.end, mark.floor, mark.open

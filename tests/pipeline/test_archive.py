@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +22,7 @@ from tickwheel.client.async_client import Message
 from tickwheel.client.dead import DeadClient, DeadLetter
 from tickwheel.pipeline import settled
 from tickwheel.pipeline.archive import archive, read_archive
-from tickwheel.pipeline.archive_place import ArchiveError
+from tickwheel.pipeline.archive_place import ArchiveError, ArchivePlace
 from tickwheel.pipeline.cli import app
 from tickwheel.pipeline.options import CONNECTION, Connection, Options, connection_of
 from tickwheel.pipeline.replay import REPLAY_OF, ReplayConfig, ReplayError, replay, selected, shift_ms, summary
@@ -142,6 +145,76 @@ def test_what_is_done_is_archived_once_and_nothing_else(rows: DataFrame, handled
     assert len({due_ms - number for number, due_ms in dues.items()}) == 1
     letter = found[b"m-0"]
     assert (letter.cause, letter.error, letter.attempts) == ("declared_dead", "too bad", 1)
+
+
+@pytest.mark.parametrize("killed_at", ["never", "before", "recorded", "in between", "moved"])
+def test_of_two_runs_at_once_one_adds_its_rows(
+    spark: SparkSession,
+    cluster: RunningCluster,
+    handled: Handled,
+    rows: DataFrame,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed_at: str,
+) -> None:
+    """The slower one is refused, whether the other one is done or was killed anywhere. No row is lost or doubled, and
+    what a killed one has left is put to use or removed by the next."""
+    folder = tmp_path / "lake"
+    begun, ended = threading.Event(), threading.Event()
+    harden, move = ArchivePlace.harden, ArchivePlace._move
+
+    def waiting(self: ArchivePlace, group: str, run: str) -> None:
+        harden(self, group, run)
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert ended.wait(100)
+
+    def archived(refused: list[str]) -> None:
+        try:
+            archive(spark, folder, connection(cluster), [GROUP])
+        except ArchiveError as error:
+            refused.append(str(error))
+
+    def moving_one(self: ArchivePlace, *arguments: Any) -> None:
+        move(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ArchivePlace, "harden", waiting)
+    refused: list[str] = []
+    slow = threading.Thread(target=archived, args=[refused])
+    slow.start()
+    assert begun.wait(100)
+    with monkeypatch.context() as patched:
+        if killed_at == "never":
+            archive(spark, folder, connection(cluster), [GROUP])
+        else:
+            steps = {"before": "record", "recorded": "publish", "in between": "_move", "moved": "_delete"}
+            patched.setattr(ArchivePlace, steps[killed_at], moving_one if killed_at == "in between" else killing)
+            with pytest.raises(KeyboardInterrupt):
+                archive(spark, folder, connection(cluster), [GROUP])
+    ended.set()
+    slow.join()
+    if killed_at == "before":
+        assert not refused
+    else:
+        [text] = refused
+        assert "another run has archived group archivists meanwhile, so this one has added nothing" in text
+    [again] = archive(spark, folder, connection(cluster), [GROUP])
+    assert again.known == rows.count() and not (again.settled or again.dead or again.missing)
+    found = read_archive(spark, folder)
+    assert found.select("kind", "id").exceptAll(rows.select("kind", "id")).count() == 0
+    assert found.count() == rows.count()
+    for path in folder.glob(f"_staging/{GROUP}/*"):
+        os.utime(path, (0, 0))
+        for below in path.rglob("*"):
+            os.utime(below, (0, 0))
+    archive(spark, folder, connection(cluster), [GROUP])
+    assert not list(folder.glob(f"_staging/{GROUP}/*"))
+
+
+def killing(*_: Any) -> None:
+    """In place of a step before which the process is killed."""
+    raise KeyboardInterrupt
 
 
 def test_only_the_days_that_are_asked_for(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +16,7 @@ from tests.pipeline.test_archive import connection
 from tickwheel.client.snapshot import SettledTopic
 from tickwheel.pipeline.archive import archive, read_archive
 from tickwheel.pipeline.archive_marks import Mark, TopicMark, missing
-from tickwheel.pipeline.archive_place import ArchiveError, ArchivePlace
+from tickwheel.pipeline.archive_place import RECORDS_KEPT, ArchiveError, ArchivePlace
 
 TOPIC, GROUP = "hourly", "keepers"
 SLOW = "slow"
@@ -67,11 +65,11 @@ def test_what_was_removed_before_it_was_archived_is_told(
         assert f"up to 3 messages of topic {TOPIC}" in caplog.text
         assert run() == (0, 4, {})
         assert read_archive(spark, place).count() == 9
-        assert len(list((tmp_path / "archive" / "_marks" / GROUP).glob("[!.]*"))) == 1
-        ArchivePlace(spark, place).put_mark(GROUP, 1, Mark(()).text())
+        records = ArchivePlace(spark, place)
+        assert records.record(GROUP, 4, Mark().text())
         assert run()[2] == {TOPIC: 8}, "of an archive that has never seen the topic"
-        ArchivePlace(spark, place).put_mark(GROUP, 1, "{")
-        with pytest.raises(ArchiveError, match=f"_marks/{GROUP}: the newest file cannot be read"):
+        assert records.record(GROUP, 6, "{")
+        with pytest.raises(ArchiveError, match=rf"_marks/{GROUP}/7\.json: the newest record cannot be read"):
             run()
 
 
@@ -88,9 +86,9 @@ def last(end: int, floor: int, left: int = 0) -> Mark:
 
 def test_what_no_run_saw_and_what_was_left_open_is_missing() -> None:
     """Of the positions that are gone, not of those that the last run has, nor of those from before the group."""
-    assert missing(topic(), None, []) == 0
-    assert missing(topic(retained=30), None, []) == 30
-    assert missing(topic(retained=30, began=20), None, []) == 10
+    assert missing(topic(), Mark(), []) == 0
+    assert missing(topic(retained=30), Mark(), []) == 30
+    assert missing(topic(retained=30, began=20), Mark(), []) == 10
     assert missing(topic(retained=30), last(40, 40), []) == 0
     assert missing(topic(retained=60), last(40, 40), []) == 20
     assert missing(topic(retained=60), last(40, 30, 4), []) == 24, "all four that were open are gone"
@@ -102,7 +100,14 @@ def test_what_no_run_saw_and_what_was_left_open_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"version": 2, "topics": []}', '{"version": 1, "topics": [{}]}']
+    "text",
+    [
+        *("", "{", "[]", "1", "{}", "[" * 100_000, '{"version": 2, "topics": []}', '{"version": 1, "topics": [{}]}'),
+        '{"version": 1, "topics": [{"topic_id": 1, "end": "2", "floor": 1, "open": 0}]}',
+        '{"version": 1, "topics": [{"topic_id": 1, "end": null, "floor": 1, "open": 0}]}',
+        '{"version": 1, "topics": [], "staged": 7}',
+        '{"version": 1, "topics": [], "staged": "../../elsewhere"}',
+    ],
 )
 def test_a_mark_that_is_none_is_refused(text: str) -> None:
     """Damaged, or of a later version: nothing is counted by it."""
@@ -110,27 +115,22 @@ def test_a_mark_that_is_none_is_refused(text: str) -> None:
         Mark.parsed(text)
 
 
-def test_the_mark_of_the_last_run_counts(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also at the same entry of the log, and at a lower one, of a cluster that was made anew."""
+def test_the_record_of_the_last_run_counts(spark: SparkSession, tmp_path: Path) -> None:
+    """Of those that begin from one record a single one is written, even by a run that stood still for very long. Few
+    are kept; an earlier version numbered them by entries of the log."""
     place = ArchivePlace(spark, tmp_path)
-    place.make()
-    for number, text in ((7, "a"), (7, "b"), (3, "c")):
-        place.put_mark(GROUP, number, text)
-        assert place.mark(GROUP) == text
-    assert len(list((tmp_path / "_marks" / GROUP).glob("[!.]*"))) == 1
-    (before,) = place._numbers(GROUP)
-    do = place._do
-
-    def dying(below: str, work: Callable[[Any, Any], Any]) -> Any:
-        if below.endswith(f"/{before}.json"):
-            raise KeyboardInterrupt
-        return do(below, work)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(place, "_do", dying)
-        with pytest.raises(KeyboardInterrupt):
-            place.put_mark(GROUP, 2, "d")
-    assert place.mark(GROUP) == "d", "it was put, and what was before had not gone"
+    marks = tmp_path / "_marks" / GROUP
+    marks.mkdir(parents=True)
+    (marks / "7123.json").write_text("by an earlier version")
+    assert place.newest(GROUP) == (7_123, "by an earlier version")
+    assert place.record(GROUP, 7_123, "a") and not place.record(GROUP, 7_123, "b")
+    assert place.newest(GROUP) == (7_124, "a")
+    for number in range(7_124, 7_124 + RECORDS_KEPT):
+        assert place.record(GROUP, number, "later")
+    assert not (marks / "7124.json").exists()
+    assert not place.record(GROUP, 7_123, "slow")
+    assert place.newest(GROUP) == (7_124 + RECORDS_KEPT, "later")
+    assert len(list(marks.glob("[!.]*"))) == RECORDS_KEPT
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 60), st.integers(0, 60), st.data())
