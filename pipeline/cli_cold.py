@@ -28,10 +28,11 @@ Folder = Annotated[
 def _run(work: Coroutine[Any, Any, A]) -> A:
     from tickwheel.pipeline.cold_store import ColdError
     from tickwheel.pipeline.load import LoadError
+    from tickwheel.pipeline.manifest import ManifestError
 
     try:
         return asyncio.run(work)
-    except (ColdError, LoadError) as error:
+    except (ColdError, LoadError, ManifestError) as error:
         raise failed(str(error)) from None
 
 

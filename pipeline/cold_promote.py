@@ -262,10 +262,13 @@ class Promoter:
                     if registered.get(number, file.sha256) != file.sha256:
                         raise ColdError(f"{file.path}: it differs from what was registered")
                     table = read_part(self._store.folder, file.path, file.sha256)
+                    places = ids[chosen] & 0xFFFF_FFFF
+                    if int(places.max()) >= table.num_rows:
+                        raise ColdError(f"{file.path}: it has only {table.num_rows} rows")
                 except ColdError as error:
                     done.problems.append(f"{int(chosen.sum())} moved messages of part {number}: {error}")
                     continue
-                tables.append(table.take(pa.array(ids[chosen] & 0xFFFF_FFFF)))
+                tables.append(table.take(pa.array(places)))
                 kept_ids.append(ids[chosen])
                 kept_due.append(due_ms[chosen])
             if tables:
@@ -336,9 +339,12 @@ def _bundle(table: pa.Table, folder: Path, attempt: str, slot_ms: int) -> dict[s
     good = RowGatherer("", RowLimits(1, PAYLOAD_BYTES_MAX, DUE_MS_MAX))
     bundler = Bundler(folder, attempt, slot_ms=slot_ms, units_max=bundle.UNITS_MAX)
     made: list[pa.RecordBatch] = []
-    for batch in table.combine_chunks().to_batches():
-        made += bundler.take(encoded(good.good_rows(with_hashes(batch)), ""))
-    made += bundler.rest()
+    try:
+        for batch in table.combine_chunks().to_batches():
+            made += bundler.take(encoded(good.good_rows(with_hashes(batch)), ""))
+        made += bundler.rest()
+    except (bundle.BadBundleError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
+        raise ColdError(f"its rows cannot be messages: {error}") from error
     if len(made) != 1 or good.rejected:
         raise ColdError(f"{table.num_rows} rows gave {len(made)} bundles, and some of them may have been rejected")
     row: dict[str, Any] = made[0].to_pylist()[0]
@@ -359,7 +365,7 @@ def _task(folder: str, work: str, slot_ms: int) -> Callable[[Iterator[pa.RecordB
                     if table.num_rows != part["rows"]:
                         raise ColdError(f"{part['path']}: it has {table.num_rows} rows, {part['rows']} were written")
                     row |= _bundle(table, Path(work), uuid.uuid4().hex, slot_ms)
-                except (ColdError, bundle.BadBundleError) as error:
+                except ColdError as error:
                     row["problem"] = str(error)
                 except OSError as error:
                     row["problem"] = f"{work}: {error.strerror}"

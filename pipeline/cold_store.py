@@ -22,7 +22,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,8 +30,10 @@ from typing import Any
 
 import google_crc32c
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tickwheel.pipeline import fields
 from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.pipeline.sink_rejected import TEMPORARY, fsync_folder, publish
 from tickwheel.storage.plain_file import naming, unfinished
@@ -43,6 +45,11 @@ LEFT_S = 86_400
 OWNER = "_cold.json"
 VERSION = 1
 _JOB = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_PART = re.compile(r"day=\d{4}-\d\d-\d\d/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet", re.ASCII)
+_BESIDE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet")
+_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999, the last that a datetime can have."""
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class ColdError(Exception):
@@ -135,6 +142,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         body: dict[str, Any] = content["body"]
+        if not isinstance(body, dict):
+            raise ColdError(f"{path}: it is damaged: there is no record in it")
         if google_crc32c.value(json.dumps(body, sort_keys=True).encode()) == content["crc32c"]:
             return body
     except FileNotFoundError:
@@ -167,15 +176,19 @@ class ColdStore:
         with suppress(FileNotFoundError):  # its former name, which Spark read as a file of the table
             (self.folder / "cold.json").rename(self.folder / OWNER)
         found = write_once(self.folder / OWNER, {"version": VERSION, "cluster_id": cluster_id})
-        if found["version"] != VERSION:
-            raise ColdError(f"{self.folder}: it has version {found['version']}, but this program knows {VERSION}")
-        if found["cluster_id"] != cluster_id:
-            raise ColdError(f"{self.folder}: it belongs to cluster {found['cluster_id']}, this is {cluster_id}")
+        with _of(self.folder / OWNER):
+            version, owner = fields.whole(found, "version"), fields.text(found, "cluster_id")
+        if version != VERSION:
+            raise ColdError(f"{self.folder}: it has version {version}, but this program knows {VERSION}")
+        if owner != cluster_id:
+            raise ColdError(f"{self.folder}: it belongs to cluster {owner}, this is {cluster_id}")
 
     def plan(self, job_id: str, boundary_ms: int) -> int:
         """The boundary from which rows of a job are cold: the one decided when the job began."""
-        plan = write_once(self.job_folder(job_id) / "plan.json", {"boundary_ms": boundary_ms}, above=2)
-        return int(plan["boundary_ms"])
+        path = self.job_folder(job_id) / "plan.json"
+        plan = write_once(path, {"boundary_ms": boundary_ms}, above=2)
+        with _of(path):
+            return fields.whole(plan, "boundary_ms")
 
     def jobs(self) -> list[str]:
         """Ids of all jobs that ever began."""
@@ -187,11 +200,7 @@ class ColdStore:
         """The manifest of a job; None while the job has not written all parts. Raises ColdError."""
         path = self.job_folder(job_id) / "manifest.json"
         body = read_json(path)
-        if body is None:
-            return None
-        if body["job_id"] != job_id:
-            raise ColdError(f"{path}: it is the manifest of job {body['job_id']}")
-        return _manifest(body)
+        return None if body is None else _manifest(path, body, job_id)
 
     def finish(self, manifest: ColdJobManifest) -> ColdJobManifest:
         """Finish a job that has written all its parts, now or before a crash. Returns the manifest that counts."""
@@ -202,7 +211,7 @@ class ColdStore:
     def publish(self, manifest: ColdJobManifest) -> ColdJobManifest:
         """Publish the manifest and remove parts that it does not name. Returns the manifest that counts."""
         path = self.job_folder(manifest.job_id) / "manifest.json"
-        counts = _manifest(write_once(path, asdict(manifest)))
+        counts = _manifest(path, write_once(path, asdict(manifest)), manifest.job_id)
         named = {part.path for part in counts.parts}
         name = re.escape(manifest.job_id)
         own = re.compile(rf"{name}-[0-9a-f]{{16}}\.parquet|\.{name}@.*\.tmp")
@@ -221,14 +230,21 @@ class ColdStore:
 
     def first_part(self, job_id: str) -> int | None:
         """The number of a job's first part; None if this folder has no record of its registration."""
-        body = read_json(self.job_folder(job_id) / "registered.json")
-        return None if body is None else int(body["first_part"])
+        path = self.job_folder(job_id) / "registered.json"
+        body = read_json(path)
+        if body is None:
+            return None
+        with _of(path):
+            return fields.whole(body, "first_part")
 
     def registered(self, job_id: str, first_part: int) -> None:
         """Record the number that the cluster gave to a job's first part."""
-        body = write_once(self.job_folder(job_id) / "registered.json", {"first_part": first_part})
-        if body["first_part"] != first_part:
-            raise ColdError(f"job {job_id} was registered as part {body['first_part']}, and now as {first_part}")
+        path = self.job_folder(job_id) / "registered.json"
+        body = write_once(path, {"first_part": first_part})
+        with _of(path):
+            before = fields.whole(body, "first_part")
+        if before != first_part:
+            raise ColdError(f"job {job_id} was registered as part {before}, and now as {first_part}")
 
     def numbered(self, problems: list[str] | None = None) -> dict[int, ColdFile]:
         """All parts that have a number. `problems` gets what is wrong with the records of a job, whose parts are then
@@ -286,7 +302,7 @@ class ColdStore:
 
 
 def read_part(folder: str | Path, path: str, sha256: str) -> pa.Table:
-    """The rows of a part in their order, after a check of the hash. Raises ColdError."""
+    """The rows of a part in their order, after a check of the hash and of the columns. Raises ColdError."""
     whole = Path(folder) / path
     try:
         data = whole.read_bytes()
@@ -294,8 +310,19 @@ def read_part(folder: str | Path, path: str, sha256: str) -> pa.Table:
         raise ColdError(f"{whole}: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != sha256:
         raise ColdError(f"{whole}: its bytes differ from those that were written")
-    # Not read as a dataset: the folder's name would become a column.
-    return pq.ParquetFile(pa.BufferReader(data)).read()
+    try:
+        # Not read as a dataset: the folder's name would become a column.
+        table = pq.ParquetFile(pa.BufferReader(data)).read()
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise ColdError(f"{whole}: it is no Parquet file: {str(error).splitlines()[0]}") from error
+    wanted = {"topic": pa.types.is_string, "due_ms": pa.types.is_int64, "payload": pa.types.is_binary}
+    for name, fits in wanted.items():
+        if name not in table.column_names or not fits(table.schema.field(name).type):
+            raise ColdError(f"{whole}: column {name} is missing or of another type than was written")
+    due_ms = table.column("due_ms")
+    if due_ms.null_count or not pc.all(pc.less_equal(due_ms[:-1], due_ms[1:])).as_py():
+        raise ColdError(f"{whole}: its rows are not sorted by due_ms")
+    return table
 
 
 def write_ids(store: ColdStore, manifest: ColdJobManifest, first_part: int, text_of: Callable[[int], str]) -> Path:
@@ -327,5 +354,29 @@ def write_ids(store: ColdStore, manifest: ColdJobManifest, first_part: int, text
     return target
 
 
-def _manifest(body: dict[str, Any]) -> ColdJobManifest:
-    return ColdJobManifest(**{**body, "parts": [ColdFile(**part) for part in body["parts"]]})
+@contextmanager
+def _of(path: Path) -> Iterator[None]:
+    """A field that is not what was written makes the file one that cannot be used."""
+    try:
+        yield
+    except ValueError as error:
+        raise ColdError(f"{path}: it is damaged: {error}") from None
+
+
+def _manifest(path: Path, body: dict[str, Any], job_id: str) -> ColdJobManifest:
+    with _of(path):
+        parts = [fields.made(ColdFile, part) for part in fields.rows(body, "parts")]
+        manifest = fields.made(ColdJobManifest, body, parts=parts)
+        for part in parts:
+            if not _PART.fullmatch(part.path):  # it is read, and deleted once it is loaded
+                raise ValueError(f"path: {part.path!r}: a file in the folder of a day")
+            if not _SHA256.fullmatch(part.sha256):
+                raise ValueError(f"sha256: {part.sha256!r}: 64 hexadecimal digits")
+            if not (part.day <= _MS_MAX // DAY_MS and part.due_min_ms <= part.due_max_ms <= _MS_MAX):
+                raise ValueError(f"day, due_min_ms, due_max_ms: {part.day}, {part.due_min_ms}, {part.due_max_ms}")
+        for name in (*manifest.near_files, *manifest.rejected_files):
+            if not _BESIDE.fullmatch(name):
+                raise ValueError(f"near_files, rejected_files: {name!r}: the name of a file")
+    if manifest.job_id != job_id:
+        raise ColdError(f"{path}: it is the manifest of job {manifest.job_id}")
+    return manifest

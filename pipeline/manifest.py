@@ -13,6 +13,7 @@ from pathlib import Path
 
 import google_crc32c
 
+from tickwheel.pipeline import fields
 from tickwheel.pipeline.bundling import BUNDLES
 from tickwheel.storage.bundle import SUFFIX, is_name
 from tickwheel.storage.plain_file import fsync_directory, replace_file
@@ -89,11 +90,11 @@ def read_manifest(folder: Path) -> Manifest:
             raise ManifestError(f"{path}: it does not match its checksum; build again")
         if body.pop("version") != VERSION:
             raise ManifestError(f"{path}: it is not of version {VERSION}; use the version that built it")
-        built = [BuiltBundle(**row) for row in body.pop("bundles")]
-        manifest = Manifest(**body, bundles=built)
+        built = [fields.made(BuiltBundle, row) for row in fields.rows(body, "bundles")]
+        manifest = fields.made(Manifest, body, bundles=built)
     except FileNotFoundError:
         raise ManifestError(f"{path}: it is missing, so {folder} is not a finished build") from None
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ManifestError(f"{path}: it cannot be read ({error}); build again") from error
     for bundle in manifest.bundles:
         if not is_name(bundle.name) or not bundle.path(folder).is_file():
