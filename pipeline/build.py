@@ -42,8 +42,8 @@ from tickwheel.pipeline.parquet_pieces import find
 from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.pipeline.runs import DIRECTORY as RUNS
 from tickwheel.pipeline.runs import Hours, Run
-from tickwheel.pipeline.sink_rejected import RejectedFile, discard, publish
-from tickwheel.pipeline.sink_rows import RowLimits, check_schema
+from tickwheel.pipeline.sink_rejected import RejectedFile, discard, one_of, publish
+from tickwheel.pipeline.sink_rows import RowLimits, check_schema, told
 from tickwheel.pipeline.spark_errors import raising
 from tickwheel.storage.bundle import CHUNKS_MAX, LOG_BYTES_MAX, UNITS_MAX
 from tickwheel.storage.unit import HOUR_MS
@@ -163,11 +163,9 @@ def _built(spark: SparkSession, folder: str | Path, config: BuildConfig, spread:
         target = local_folder(folder, "OUT")
     except PlaceError as error:
         raise BuildError(str(error)) from None
-    if target.exists() and any(target.iterdir()):
-        raise BuildError(f"{target}: it is not empty; name a new folder for each build")
+    _claim(target)
     try:
-        for name in (BUNDLES, RUNS):
-            (target / name).mkdir(parents=True, exist_ok=True)
+        (target / BUNDLES).mkdir(exist_ok=True)
         return _stages(spark, target, config, spread)
     except BaseException:
         with suppress(OSError):
@@ -179,6 +177,21 @@ def _built(spark: SparkSession, folder: str | Path, config: BuildConfig, spread:
         shutil.rmtree(target / RUNS, ignore_errors=True)
 
 
+def _claim(target: Path) -> None:
+    """Make the folder of the runs, which only one build can. Raises BuildError if the target holds anything else."""
+    text = f"{target}: it is not empty; name a new folder for each build"
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise BuildError(text)
+        (target / RUNS).mkdir()
+    except FileExistsError:  # another build has begun in between
+        raise BuildError(text) from None
+    if {path.name for path in target.iterdir()} != {RUNS}:  # it has even ended
+        (target / RUNS).rmdir()
+        raise BuildError(text)
+
+
 def _stages(spark: SparkSession, target: Path, config: BuildConfig, spread: Spread) -> Manifest:
     job = uuid.uuid4().hex
     runs = spread(_spread(str(target), job, config)).collect()
@@ -186,8 +199,11 @@ def _stages(spark: SparkSession, target: Path, config: BuildConfig, spread: Spre
     rejected = sum(row["rejected_rows"] for row in runs)
     folder_rejected = str(target / REJECTED)
     if rejected and config.on_rejected == "fail":
+        one = told(one_of(folder_rejected, rejected_files[0]))
         discard(folder_rejected, rejected_files)
-        raise BuildError(f"{rejected} rows cannot be messages; on_rejected=write writes them with their reasons")
+        raise BuildError(
+            f"{rejected} rows cannot be messages, one of them: {one}; on_rejected=write writes all with their reasons"
+        )
     runs = sorted((row for row in runs if row["name"]), key=lambda row: (row["partition"], row["number"]))
     hours = Hours.sum([_hours(row) for row in runs])
     shares = shares_of(hours, config)

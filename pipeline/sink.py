@@ -26,7 +26,7 @@ from tickwheel.client.unique_keys import NO_RULE, KeyRule, rule_of
 from tickwheel.pipeline import sink_rejected
 from tickwheel.pipeline.options import NAME, TOPIC, TOPIC_RULE, Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.sink_rejected import RejectedFile
-from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, SchemaError, check_schema
+from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, SchemaError, check_schema, told
 
 OPTIONS = frozenset(
     {
@@ -287,8 +287,7 @@ def _send(client: Client, attempt: StagedAttemptWriter, blocks: Iterator[Rows], 
 def _reject(config: SinkConfig, gatherer: RowGatherer, rejected: RejectedFile) -> None:
     bad, gatherer.rejected = gatherer.rejected, []
     if bad and config.fail_on_bad_rows:
-        row = bad[0].slice(0, 1).to_pylist()[0]
-        raise BadRowError(f"{row['reason']} (topic {row['topic']!r}, due_ms {row['due_ms']})")
+        raise BadRowError(told(bad[0]))
     rejected.write(bad)
 
 

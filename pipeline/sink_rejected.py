@@ -137,6 +137,14 @@ def publish(folder: str, names: Sequence[str], *, replace: bool = False) -> None
     discard(folder, ())
 
 
+def one_of(folder: str, name: str) -> pa.RecordBatch:
+    """The first rows of a file that is not published yet."""
+    system, base = _opened(folder)
+    with naming(f"{folder}/{TEMPORARY}/{name}"), system.open_input_file(f"{base}/{TEMPORARY}/{name}") as file:
+        batch: pa.RecordBatch = next(pq.ParquetFile(file).iter_batches(1))
+        return batch
+
+
 def discard(folder: str, names: Sequence[str]) -> None:
     """Remove files of a write that failed, and the folder for them if it is empty."""
     system, base = _opened(folder)
@@ -145,4 +153,8 @@ def discard(folder: str, names: Sequence[str]) -> None:
             system.delete_file(f"{base}/{TEMPORARY}/{name}")
     left = system.get_file_info(fs.FileSelector(f"{base}/{TEMPORARY}", allow_not_found=True))
     if not left and system.get_file_info(f"{base}/{TEMPORARY}").type == fs.FileType.Directory:
-        system.delete_dir(f"{base}/{TEMPORARY}")
+        if isinstance(system, fs.LocalFileSystem):
+            with contextlib.suppress(OSError):  # a task of another run of the job has begun to write there
+                Path(base, TEMPORARY).rmdir()
+        else:
+            system.delete_dir(f"{base}/{TEMPORARY}")

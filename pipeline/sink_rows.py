@@ -33,6 +33,8 @@ from tickwheel.pipeline.options import TOPIC
 BLOCK_BYTES = 1 << 20
 """A block is sent once its payloads reach this size, which is about that of one entry of the log."""
 BLOCK_ROWS = 8_192
+SHOWN_MAX = 60
+"""Characters of a field of a rejected row in an error."""
 GATHERED_BYTES_MAX = 16 << 20
 """Bytes collected in all topics together before the largest block is sent although it is small."""
 
@@ -261,6 +263,22 @@ class RowGatherer:
             b"".join(pending.metas),
             self._key_rule,
         )
+
+
+def told(bad: pa.RecordBatch) -> str:
+    """The first of some rejected rows: its reason, and what it can be found by."""
+    row: dict[str, Any] = bad.slice(0, 1).to_pylist()[0]
+    names = [name for name in ("topic", "due_ms", "due_at", "key", "unique_key", "payload") if name in row]
+    found = [f"{name} {_short(row[name])}" for name in names if name == "topic" or row[name] is not None]
+    return f"{row['reason']} ({', '.join(found)})"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value[: SHOWN_MAX + 1].decode(errors="replace")
+    if not isinstance(value, str):
+        return str(value)
+    return repr(value) if len(value) <= SHOWN_MAX else f"{value[:SHOWN_MAX]!r}..."
 
 
 class _Reasons:

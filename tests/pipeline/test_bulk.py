@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import AsyncClient
+from tickwheel.pipeline import build as building
 from tickwheel.pipeline.build import BuildConfig, BuildError, build, build_parquet
-from tickwheel.pipeline.bundling import encoded, steps
+from tickwheel.pipeline.bundling import BUNDLES, encoded, steps
 from tickwheel.pipeline.hashes import key_hashes, tag_hashes
 from tickwheel.pipeline.load import Loader, LoadError, Progress, load
 from tickwheel.pipeline.manifest import Manifest, ManifestError, check_content, read_manifest
 from tickwheel.pipeline.meta_column import KEYED_META_COLUMNS, meta_column
 from tickwheel.pipeline.parquet_pieces import find
+from tickwheel.pipeline.runs import DIRECTORY as RUNS
 from tickwheel.pipeline.runs import Run, write_run
 from tickwheel.pipeline.schedules import ScheduleConfig, schedule, write_schedule
 from tickwheel.pipeline.sink_rows import SchemaError
@@ -150,7 +153,8 @@ def test_rows_that_cannot_be_messages_are_told_with_reasons(spark: SparkSession,
     assert (manifest.units, manifest.rejected) == (1, 5)
     reasons = pq.read_table(tmp_path / "out" / "_rejected").column("reason").to_pylist()
     assert sorted(reason.partition(":")[0] for reason in reasons) == ["due", "due", "payload", "payload", "topic"]
-    with pytest.raises(BuildError, match="5 rows"):
+    found_by = r"5 rows cannot be messages, one of them: \w+: .* \(topic '(t|a b)'.*\)"
+    with pytest.raises(BuildError, match=found_by):
         build(bad, tmp_path / "none", BuildConfig(tasks=2, on_rejected="fail"))
     with pytest.raises(ManifestError, match="not a finished build"):
         read_manifest(tmp_path / "none")
@@ -160,6 +164,30 @@ def test_rows_that_cannot_be_messages_are_told_with_reasons(spark: SparkSession,
         build(bad.withColumn("due_ms", f.lit("soon")), tmp_path / "wrong")
     with pytest.raises(BuildError, match="not empty"):
         build(bad, tmp_path / "out")
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["still at work", "done"])
+def test_of_two_builds_into_one_folder_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """Both found it empty. Each then removed the bundles of the other; one that failed removed a finished build."""
+    target = tmp_path / "out"
+    look, others = Path.iterdir, [0]
+
+    def look_and_be_late(self: Path) -> Iterator[Path]:
+        found = list(look(self))
+        while others:
+            others.pop()
+            building._claim(target)
+            if ended:
+                (target / BUNDLES).mkdir()
+                (target / RUNS).rmdir()
+        return iter(found)
+
+    monkeypatch.setattr(Path, "iterdir", look_and_be_late)
+    with pytest.raises(BuildError, match="not empty"):
+        building._claim(target)
+    assert [path.name for path in look(target)] == [BUNDLES if ended else RUNS]
 
 
 def test_a_damaged_build_is_not_loaded(spark: SparkSession, tmp_path: Path) -> None:

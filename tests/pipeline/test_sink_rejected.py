@@ -11,9 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.client.staging import StagedState
+from tickwheel.pipeline import sink_rejected
 from tickwheel.pipeline.options import Options
 from tickwheel.pipeline.sink import OPTIONS, RejectedRowsError, Run, StagedMessage, sink_config
 from tickwheel.pipeline.sink_rejected import TEMPORARY, RejectedFile, publish
@@ -104,3 +106,29 @@ def test_any_name_of_a_folder_will_do(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
     with (folder / "one.parquet").open("rb") as written:
         assert pq.ParquetFile(written).metadata.num_rows == 1
+
+
+def test_a_run_that_ends_leaves_what_another_has_begun_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same job, between its look at the folder and the folder's removal: those rows were lost without a word."""
+    (tmp_path / TEMPORARY).mkdir()
+    opened = sink_rejected._opened
+
+    def late(path: str) -> tuple[fs.FileSystem, str]:
+        system, base = opened(path)
+
+        class Writing(type(system)):  # type: ignore[misc]
+            """Another run writes as soon as this one has looked."""
+
+            def get_file_info(self, what: object) -> object:
+                found = system.get_file_info(what)
+                if isinstance(what, fs.FileSelector):
+                    (tmp_path / TEMPORARY / "other.parquet").touch()
+                return found
+
+        return Writing(), base
+
+    monkeypatch.setattr(sink_rejected, "_opened", late)
+    sink_rejected.discard(str(tmp_path), ())
+    assert (tmp_path / TEMPORARY / "other.parquet").exists()

@@ -178,3 +178,23 @@ def test_content_is_read_as_it_was_written(items: list[tuple[bytes, str]]) -> No
     assert key.to_pylist() == [k or None for _, k in items]
     assert unique_key.to_pylist() == [k * 2 or None for _, k in items]
     assert tags.null_count == properties.null_count == group.null_count == len(items)
+
+
+def test_a_rejected_row_is_named_by_what_it_can_be_found_by() -> None:
+    """By topic and time alone nobody found it."""
+
+    def told(**changed: object) -> str:
+        gatherer = RowGatherer("t", LIMITS)
+        columns = {"topic": "t", "due_ms": 7, "payload": b"", "key": "order-7", "tags": ["x"]} | changed
+        gatherer.good_rows(pa.RecordBatch.from_pylist([columns], SCHEMA))
+        return sink_rows.told(gatherer.rejected[0])
+
+    assert told() == "payload: empty (topic 't', due_ms 7, key 'order-7', payload '')"
+    assert told(topic=None, key=None, payload=b"x") == "topic: null (topic None, due_ms 7, payload 'x')"
+    assert told(due_ms=None, payload=b"\xff") == "due: null (topic 't', key 'order-7', payload '\ufffd')"
+    long = told(payload=b"y" * 51, key="k" * 400)
+    assert long == f"payload: more than 50 bytes (topic 't', due_ms 7, key {'k' * 60!r}..., payload {'y' * 51!r})"
+    gatherer = RowGatherer("t", LIMITS)
+    at = datetime.datetime(1969, 12, 31, tzinfo=datetime.UTC)
+    gatherer.good_rows(pa.RecordBatch.from_pylist([{"due_at": at, "payload": "p"}]))
+    assert sink_rows.told(gatherer.rejected[0]).startswith("due: before 1970 (topic 't', due_ms -86400000, ")
