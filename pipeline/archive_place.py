@@ -131,9 +131,8 @@ class ArchivePlace:
         finally:
             stream.close()
         try:
-            moved = not system.exists(path) and system.rename(
-                aside, path
-            )  # HDFS does not replace a file, nor do others
+            # Neither HDFS nor others replace a file by a rename.
+            moved = not system.exists(path) and system.rename(aside, path)
         except Py4JJavaError:
             if not system.exists(path):
                 raise
