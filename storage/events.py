@@ -163,11 +163,16 @@ class EventRecord:
 # -- bytes
 
 
-def _encode_column(values: Column, counts: Sequence[int]) -> list[bytes]:
-    """For each record its part of a column. Together they have all values. Array functions take all records at once:
-    most have one row."""
+ENCODED_TOGETHER = 8_192
+"""Values from which on what follows is encoded by itself: arrays of more would leave the processor's cache."""
+
+
+def _encode_columns(columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
+    """For each record of each column its part of the record's body. `counts`: how many values each has. Array functions
+    take all of them at once, since most have few values."""
     if counts.count(1) == len(counts):
-        return [_COLUMN.pack(0, value, 0) for value in values.tolist()]
+        return [_COLUMN.pack(0, value, 0) for column in columns for value in column.tolist()]
+    values = np.concatenate(columns)
     lengths = np.array(counts)
     begins = lengths.cumsum() - lengths
     filled = lengths.nonzero()[0]
@@ -229,38 +234,47 @@ def _together(batch: EventRecords) -> Iterator[tuple[int, EventRecords]]:
 def encode(batches: Sequence[EventRecords]) -> bytes:
     """The bytes of records in their order."""
     written = [each for batch in batches for each in _together(batch)]
-    by_number: dict[int, list[int]] = {}
-    for place, (number, _) in enumerate(written):
-        by_number.setdefault(number, []).append(place)
-    encoded: list[list[bytes]] = [[] for _ in written]
-    for number, places in by_number.items():
-        alike, names = [written[place][1] for place in places], _LAYOUTS[number][1]
-        counts = [count for batch in alike for _, count, _ in batch.parts]
-        columns = [_encode_column(np.concatenate([batch.columns[name] for batch in alike]), counts) for name in names]
-        bodies = map(b"".join, zip(*columns, strict=True)) if columns else iter([b""] * len(counts))
-        for place, batch in zip(places, alike, strict=True):
-            _, at_ms, stamped_ms, term, log_index, parts, _ = batch
-            pieces = encoded[place]
-            for (detail, count, texts), body in zip(parts, bodies, strict=False):  # the rest are of later batches
-                text = "\0".join(texts).encode()[:TEXT_BYTES_MAX]
-                facts = _FACTS.pack(
-                    _MAGIC,
-                    FORMAT_VERSION,
-                    number,
-                    len(names),
-                    detail,
-                    count,
-                    len(body),
-                    at_ms,
-                    stamped_ms,
-                    term,
-                    log_index,
-                    len(text),
-                    0,
-                )
-                content = text + body
-                pieces += (facts, _CRC.pack(google_crc32c.value(facts + content)), content)
-    return b"".join([piece for pieces in encoded for piece in pieces])
+    encoded: list[bytes] = []
+    """Of each batch: the parts of its first column, a part for each record, then those of the second, and so on."""
+    columns: list[Column] = []
+    counts: list[int] = []
+    values = 0
+    for number, batch in written:
+        rows = [count for _, count, _ in batch.parts]
+        for name in _LAYOUTS[number][1]:
+            columns.append(batch.columns[name])
+            counts += rows
+            values += len(columns[-1])
+        if values >= ENCODED_TOGETHER:
+            encoded += _encode_columns(columns, counts)
+            columns, counts, values = [], [], 0
+    encoded += _encode_columns(columns, counts)
+    pieces: list[bytes] = []
+    at = 0
+    for number, (_, at_ms, stamped_ms, term, log_index, parts, _) in written:
+        names = _LAYOUTS[number][1]
+        end = at + len(names) * len(parts)
+        for place, (detail, count, texts) in enumerate(parts):
+            text, body = "\0".join(texts).encode()[:TEXT_BYTES_MAX], b"".join(encoded[at + place : end : len(parts)])
+            facts = _FACTS.pack(
+                _MAGIC,
+                FORMAT_VERSION,
+                number,
+                len(names),
+                detail,
+                count,
+                len(body),
+                at_ms,
+                stamped_ms,
+                term,
+                log_index,
+                len(text),
+                0,
+            )
+            content = text + body
+            pieces += (facts, _CRC.pack(google_crc32c.value(facts + content)), content)
+        at = end
+    return b"".join(pieces)
 
 
 class _Header(NamedTuple):

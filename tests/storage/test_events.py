@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tickwheel.storage.events import (
     COLUMNS,
+    ENCODED_TOGETHER,
     NAMING,
     TOPICS_A_RECORD,
     EventKind,
@@ -104,6 +105,21 @@ def test_what_was_written_is_read_until_it_is_damaged(written: list[EventRecord]
 
 
 OTHER_TEXTS = {EventKind.DISPATCHED: (), EventKind.DELIVERED: ("g", "c"), EventKind.SETTLED: ("g", "r")}
+
+
+@pytest.mark.parametrize("rows", [1, 3, ENCODED_TOGETHER // 2, 2 * ENCODED_TOGETHER])
+def test_records_encoded_together_are_as_if_each_were_alone(rows: int) -> None:
+    """Of whatever kinds, and however many values are encoded in one pass."""
+    rng = random.Random(rows)
+    kinds = [kind for kind in EventKind if kind not in (EventKind.LOST, EventKind.LOADED, EventKind.GROUP)]
+    batches = []
+    for number in range(20):
+        kind, count = rng.choice(kinds), rng.choice((rows, 1, 2))
+        spread = rng.choice((1, 1 << 7, 1 << 15, 1 << 31, 1 << 63))
+        columns = {name: np.array([rng.randrange(spread) for _ in range(count)], np.uint64) for name in COLUMNS[kind]}
+        texts = ("topic", "group", "name")
+        batches.append(EventRecords(kind, number, parts=[(0, count if columns else 0, texts)], columns=columns))
+    assert encode(batches) == b"".join(encode([one]) for one in batches)
 
 
 @st.composite
