@@ -67,8 +67,8 @@ class Voters:
     Practice, 2014, section 4.1). There is one change at a time, and none before an entry of the master's own term has
     committed.
 
-    `ids`: all voters, sorted. `others`: without this node, in the same order. `changing`: a change is written and not
-    applied yet, so no other may be proposed.
+    `ids`: all voters, sorted. `others`: without this node, in the same order. `counts`: this node is a voter.
+    `changing`: a change is written and not applied yet, so no other may be proposed.
     """
 
     def __init__(self, node_id: str, applied: Sequence[str]) -> None:
@@ -77,13 +77,9 @@ class Voters:
         self._written: list[tuple[int, tuple[str, ...]]] = []
         self.ids: tuple[str, ...] = ()
         self.others: tuple[str, ...] = ()
+        self.counts = False
         self.changing = False
         self._update()
-
-    @property
-    def counts(self) -> bool:
-        """Whether this node is a voter."""
-        return self._node_id in self.ids
 
     def find_written(self, journal: Journal, applied_index: int, bytes_max: int) -> None:
         """At a start: find the changes after `applied_index`, reading the journal in pieces of about `bytes_max`."""
@@ -119,4 +115,5 @@ class Voters:
     def _update(self) -> None:
         self.ids = tuple(sorted(self._written[-1][1] if self._written else self._applied))
         self.others = tuple(voter for voter in self.ids if voter != self._node_id)
+        self.counts = self._node_id in self.ids
         self.changing = bool(self._written)

@@ -75,14 +75,15 @@ def ordered_block(blocks: list[Block]) -> Block:
 
 def cut_at(block: Block, key: CursorKey) -> int:
     """Number of a block's units below a key."""
-    low, high = block.due_ms.searchsorted((key.due_ms, key.due_ms + 1))
-    if high > low and key.index:
+    low = int(block.due_ms.searchsorted(key.due_ms))
+    high = int(block.due_ms.searchsorted(key.due_ms + 1)) if key.index else low
+    if high > low:
         index = block.units["index"]
         if index[high - 1] < key.index:
-            return int(high)
+            return high
         if index[low] < key.index:  # only the block that the key cuts is searched
-            low += np.searchsorted(np.ascontiguousarray(index[low:high]), key.index)
-    return int(low)
+            low += int(np.searchsorted(np.ascontiguousarray(index[low:high]), key.index))
+    return low
 
 
 class Buffer:

@@ -311,8 +311,13 @@ class _Slot:
 
     def next_due_ms_from(self, key: CursorKey) -> int | None:
         """Due time of the first unit at or above a key."""
-        blocks = ((block, cut_at(block, key)) for block in (*self.pieces, *self.fresh))
-        return min([int(block.due_ms[cut]) for block, cut in blocks if cut < len(block.due_ms)], default=None)
+        first_ms: int | None = None
+        for block in (*self.pieces, *self.fresh):
+            cut = cut_at(block, key)
+            if cut < len(block.due_ms):
+                due_ms = int(block.due_ms[cut])
+                first_ms = due_ms if first_ms is None else min(first_ms, due_ms)
+        return first_ms
 
 
 class SecondWheel:
