@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib.util import find_spec
@@ -32,6 +31,7 @@ from tickwheel.gateway.addresses import is_public, literal
 from tickwheel.gateway.breaker import FAILURES_MAX
 from tickwheel.gateway.signing import secret_of
 from tickwheel.node.config.fields import parse_address
+from tickwheel.node.config.read import toml_of
 from tickwheel.node.failure import RequestError
 from tickwheel.node.state.filtering import checked_filter
 from tickwheel.node.state.names import check_group_name, check_topic_name
@@ -306,9 +306,9 @@ def read_config(path: Path) -> GatewayConfig:
     if len(data) > FILE_BYTES_MAX:
         raise GatewayConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes")
     try:
-        tree = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:  # also a number of too many digits, and what nests too deep
-        raise GatewayConfigError(f"{path}: is not TOML: {error}") from None
+        tree = toml_of(data)
+    except ValueError as error:
+        raise GatewayConfigError(f"{path}: {error}") from None
     try:
         return GatewayConfig.model_validate(tree)
     except ValidationError as error:

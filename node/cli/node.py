@@ -6,6 +6,7 @@ Exit code 2: the configuration is wrong. A node starts here, so each command imp
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import AsJson
 from tickwheel.node.config import ConfigError, read_config
 from tickwheel.node.config.fields import NAME
+from tickwheel.node.config.relations import Problem
 
 EXIT_CONFIG = 2
 _HINT = f"Hint: {HINTS['CONFIG']}."
@@ -41,6 +43,9 @@ def check(
     try:
         config = read_config(file, os.environ if environment else {})
         read_tls(config)
+        problem = _no_directory(config.data_path)
+        if problem:
+            raise ConfigError([Problem("node.data_dir", config.node.data_dir, problem)])
     except ConfigError as error:
         if as_json:
             print_json({"file": str(file), "problems": [str(problem) for problem in error.problems]})
@@ -52,6 +57,23 @@ def check(
         print_json({"file": str(file), "node": config.node.id, "cluster": config.cluster.id, "problems": []})
         return
     typer.echo(f"{file}: node {config.node.id} of cluster {config.cluster.id}, no problems")
+
+
+def _no_directory(path: Path) -> str:
+    """Why no node can have its data at a path, whoever runs it. Empty: one may, as far as this user sees."""
+    for place in (path, *path.parents):
+        try:
+            found = place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            if place.is_symlink():
+                return f"{place} is a link that leads nowhere"
+        except PermissionError:
+            return ""
+        except OSError as error:  # a name that is too long, or a ring of links
+            return f"{str(place)[:100]}: {error.strerror}"
+        else:
+            return "" if stat.S_ISDIR(found.st_mode) else f"{place} is not a directory"
+    return ""
 
 
 @config_app.command("reference")

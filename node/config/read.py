@@ -48,8 +48,25 @@ def environment_name(name: str) -> str:
 def _unknown(name: str, value: object, known: Iterable[str], where: str) -> Problem:
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    shown = value if isinstance(value, str | int | float | bool) else "..."
-    return Problem(name, shown, f"unknown name{where}{hint}")
+    return Problem(name, _shown(value), f"unknown name{where}{hint}")
+
+
+def _shown(value: object) -> str | int | float:
+    return value if isinstance(value, str | int | float) else "..."
+
+
+def toml_of(data: bytes) -> dict[str, Any]:
+    """The content of a file. Raises ValueError, whose text says what is wrong with it."""
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8, from byte {error.start} on") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"is not TOML: {error}") from None
+    except ValueError:  # Python converts no text of thousands of digits
+        raise ValueError("is not TOML: an integer has more than 64 bits") from None
+    except RecursionError:
+        raise ValueError("is not TOML: it nests too deep") from None
 
 
 def _from_file(path: Path) -> tuple[dict[str, object], list[Problem]]:
@@ -61,16 +78,21 @@ def _from_file(path: Path) -> tuple[dict[str, object], list[Problem]]:
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError([Problem("--config", path, f"is larger than {FILE_BYTES_MAX:,} bytes")])
     try:
-        tree = tomllib.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # also a number of too many digits, and what nests too deep
-        raise ConfigError([Problem("--config", path, f"is not TOML: {error}")]) from None
+        tree = toml_of(data)
+    except ValueError as error:
+        raise ConfigError([Problem("--config", path, str(error))]) from None
     known = specs()
     values: dict[str, object] = {}
     problems: list[Problem] = []
     sections = {name.partition(".")[0] for name in known}
     for section, content in tree.items():
-        if section not in sections or not isinstance(content, dict):
+        if section not in sections:
             problems.append(_unknown(section, content, sections, f" in {path.name}"))
+            continue
+        if not isinstance(content, dict):
+            begins = f"it is a section, which begins with a line [{section}]"
+            found = ", once and in single brackets" if isinstance(content, list) else ""
+            problems.append(Problem(section, _shown(content), begins + found))
             continue
         for key, value in content.items():
             name = f"{section}.{key}"

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from tickwheel.node.cli.node import node_app
@@ -68,17 +69,10 @@ def ended(process: subprocess.Popen[str], within_s: float) -> bool:
 
 
 def test_ctrl_c_while_a_node_starts_is_130(tmp_path: Path) -> None:
-    """No traceback, whatever it is busy with: here with a certificate that is long in coming."""
-    made = CliRunner().invoke(node_app, ["certs", "--out", str(tmp_path), "--node", "n1"])
-    assert made.exit_code == 0, made.output
-    slow = tmp_path / "slow.crt"
+    """No traceback, whatever it is busy with: here with a configuration that is long in coming."""
+    slow = tmp_path / "node.toml"
     os.mkfifo(slow)
-    file = tmp_path / "node.toml"
-    files = {"cert": slow, "key": tmp_path / "n1.key", "ca": tmp_path / "ca.crt"}
-    tls = "".join(f'client_{part}_file = "{path}"\n' for part, path in files.items())
-    node = f'[node]\nid = "n1"\ndata_dir = "{tmp_path / "data"}"\n'
-    file.write_text(f'[cluster]\nid = "c"\n{node}[listen]\npeer_bind = "127.0.0.1:2"\ninsecure = true\n[tls]\n{tls}')
-    command = [sys.executable, "-m", "tickwheel.node.cli.main", "node", "--config", str(file)]
+    command = [sys.executable, "-m", "tickwheel.node.cli.main", "node", "--config", str(slow)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while (writes := open_if_read(slow)) is None:
@@ -100,3 +94,31 @@ def open_if_read(pipe: Path) -> int | None:
         return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("file", "file is not a directory"),
+        ("file/data", "file is not a directory"),
+        ("dangling", "dangling is a link that leads nowhere"),
+        ("dangling/data", "dangling is a link that leads nowhere"),
+        ("x" * 300, "File name too long"),
+        ("ring", "Too many levels of symbolic links"),
+        ("there", ""),
+        ("there/new/data", ""),
+        ("link/data", ""),
+        ("/root/tickwheel" if os.getuid() else "there", ""),
+    ],
+)
+def test_a_data_directory_that_can_be_none_is_a_problem(name: str, said: str, tmp_path: Path) -> None:
+    """The node refused what `config check` had accepted. What another user may not see counts as good."""
+    (tmp_path / "file").touch()
+    (tmp_path / "there").mkdir()
+    for link, target in (("dangling", "nowhere"), ("ring", "ring"), ("link", "there")):
+        (tmp_path / link).symlink_to(target)
+    file = tmp_path / "node.toml"
+    file.write_text(f'[cluster]\nid = "c"\n[node]\nid = "n"\ndata_dir = "{tmp_path / name}"\n')
+    result = CliRunner().invoke(node_app, ["config", "check", str(file), "--no-environment"])
+    assert result.exit_code == (2 if said else 0), result.output
+    assert said in result.output and ("1 problem(s)" in result.output) == bool(said)

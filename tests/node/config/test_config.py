@@ -47,6 +47,31 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     assert "nodes" in text and "dispatch.in_flight_max = 0" in text and "cluster.id" in text
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("cluster = 3", "cluster = 3: it is a section, which begins with a line [cluster]"),
+        (
+            "[[storage]]\nx = 1",
+            "storage = ...: it is a section, which begins with a line [storage], once and in single",
+        ),
+        ("storage = []", "storage = ...: it is a section"),
+        (f"x = {'9' * 5_000}", "is not TOML: an integer has more than 64 bits"),
+        ("x = " + "[" * 100_000, "is not TOML: it nests too deep"),
+        ("x = '\udcff'", "is not UTF-8, from byte 5 on"),
+        ("x = ", "is not TOML: "),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_explained(content: str, said: str, tmp_path: Path) -> None:
+    """In our words, not in those of Python; a section is not an unknown name."""
+    file = tmp_path / "node.toml"
+    file.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError) as caught:
+        read_config(file, {})
+    assert said in str(caught.value)
+    assert not any(words in str(caught.value) for words in ("unknown name", "sys.", "codec", "recursion"))
+
+
 def test_relations_are_checked() -> None:
     """A lease as long as the shortest election timeout would allow two masters."""
     assert "below raft.election_timeout_min_ms" in problems(raft__lease_ms=400)["raft.lease_ms"]
