@@ -796,8 +796,23 @@ def caller_of(name: Any) -> str:
     return f"ipv6:%5B{host}%5D:{name[1]}" if ":" in host else f"ipv4:{host}:{name[1]}"
 
 
+def check_free(host: str, port: int, *, dual: bool = True) -> None:
+    """Raise OSError if nobody could listen at an address now. No caller notices. `dual`: [::] takes IPv4 as well."""
+    _bound(host, port, dual=dual).close()
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens at an address; port 0: any free one. Raises OSError."""
+    bound = _bound(host, port, dual=True)
+    try:
+        bound.listen(BACKLOG)  # only this finds that somebody else is about to listen there
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _bound(host: str, port: int, *, dual: bool) -> socket.socket:
     family, kind, number, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -805,9 +820,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # [::] takes IPv4 as well
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not dual)  # of [::], which takes IPv4 as well
         bound.bind(address)
-        bound.listen(BACKLOG)  # only this finds that somebody else listens there
     except OSError:
         bound.close()
         raise

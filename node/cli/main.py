@@ -1,16 +1,19 @@
-"""The console script `tickwheel`: Ctrl-C ends it with 130 and without a traceback, also while Python still imports.
+"""The console script `tickwheel`: Ctrl-C ends it with 130 and without a traceback, also while Python still imports. A
+service ends in order by then, too.
 
 Imports nothing itself but what puts that in order: program.py and what hangs off it take tenths of a second.
 """
 
 try:
-    from tickwheel.node.cli.interrupts import end_at_once
+    import sys
+
+    from tickwheel.node.cli.interrupts import end_at_once, end_when_terminated, serves
 
     end_at_once()
+    if serves(sys.argv[1:]):
+        end_when_terminated()
 except KeyboardInterrupt:
     raise SystemExit(130) from None
-
-import sys
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """One node as a process: builds everything from the configuration, runs it, and stops it in order.
 
-Order of start: certificates, lock of the data directory, identity, core, ports, servers. Order of stop (SIGTERM,
-SIGINT): hand the master role over, refuse new calls, end streams, stop the core, sync, release the lock. A second
-signal forces the exit. A fatal fault ends the process with the reason as the last line: an impossible state at once, a
-disk that cannot be relied on after a master has handed over. Nothing is lost by that: only entries on stable storage
-were acknowledged.
+Order of start: certificates, a look at the ports if the node is new, lock of the data directory, identity, core, ports,
+servers. Order of stop (SIGTERM, SIGINT): hand the master role over, refuse new calls, end streams, stop the core, sync,
+release the lock. A second signal forces the exit. A fatal fault ends the process with the reason as the last line: an
+impossible state at once, a disk that cannot be relied on after a master has handed over. Nothing is lost by that: only
+entries on stable storage were acknowledged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy.ma  # noqa: F401  # np.unique imports it when it is first called: the first message would wait for it
 import uvloop
@@ -59,7 +62,7 @@ from tickwheel.replication.ports import Clock
 from tickwheel.storage.descriptors import DescriptorReserve, limit_max
 from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError
 from tickwheel.storage.local import LocalDisk
-from tickwheel.transport.server import Server, bind
+from tickwheel.transport.server import Server, bind, check_free
 from tickwheel.transport.server import ServerStream as Context
 
 EXIT_FAILED = 1
@@ -75,6 +78,8 @@ SYNC_THREADS = 2
 _STAT = Path("/proc/self/stat")
 _START_FIELD = 19
 """Of it, behind the name, which is in brackets and may hold anything: clock ticks from the boot on."""
+
+T = TypeVar("T")
 
 log = logger("node")
 
@@ -126,6 +131,7 @@ class NodeProcess:
         loop.set_exception_handler(self._loop_faults)
         tls = self._certificates()
         self._take_descriptors()
+        self._check_ports()
         disk = self._open_disk()
         disk_uuid = self._disk_uuid(disk)
 
@@ -309,12 +315,26 @@ class NodeProcess:
             raise StartError(f"node.data_dir: {path}: {why}", EXIT_DATA) from None
         return disk
 
-    def _bind(self, server: Server, name: str, address: str, tls: ssl.SSLContext | None) -> int:
+    def _check_ports(self) -> None:
+        """Raise StartError if a new node could not listen, before it writes its first file."""
+        with suppress(OSError):
+            (self._config.data_path / IDENTITY_PATH).stat()
+            return
+        listen = self._config.listen
+        self._ask("client_bind", listen.client_bind, check_free)
+        self._ask("peer_bind", listen.peer_bind, check_free)
+        if listen.metrics_bind:
+            self._ask("metrics_bind", listen.metrics_bind, partial(check_free, dual=False))
+
+    def _ask(self, name: str, address: str, what: Callable[[str, int], T]) -> T:
         host, _, port = address.rpartition(":")
         try:
-            bound = bind(host.strip("[]"), int(port))
+            return what(host.strip("[]"), int(port))
         except (OSError, UnicodeError) as error:  # UnicodeError: of a host that cannot be a name
             raise StartError(_cannot_listen(name, address, error), EXIT_CONFIG) from None
+
+    def _bind(self, server: Server, name: str, address: str, tls: ssl.SSLContext | None) -> int:
+        bound = self._ask(name, address, bind)
         server.listen(bound, tls)
         return int(bound.getsockname()[1])
 

@@ -155,6 +155,11 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
         assert elsewhere.returncode == 2 and said in elsewhere.stderr, elsewhere.stderr
         watched = start("cluster.id=c", "node.id=x", f"node.data_dir={tmp_path / 'y'}", *here[:2], metrics)
         assert watched.returncode == 2 and "listen.metrics_bind" in watched.stderr, watched.stderr
+        beside = (f"listen.peer_bind={node.peer_address}", here[0], here[2])
+        met = start("cluster.id=c", "node.id=x", f"node.data_dir={tmp_path / 'z'}", *beside)
+        assert met.returncode == 2 and "listen.peer_bind" in met.stderr, met.stderr
+        # Files of a node that never ran would have to be removed before another one can use the directory.
+        assert not any((tmp_path / name).exists() for name in ("x", "y", "z"))
         locked = start("cluster.id=c", "node.id=x", own_data, *here)
         assert locked.returncode == 3 and "node.data_dir" in locked.stderr, locked.stderr
         a_file = start("cluster.id=c", "node.id=x", f"node.data_dir={node.config_file}", *here)
@@ -163,7 +168,7 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
         assert not is_healthy(lives)
         foreign = start("cluster.id=other", f"node.id={node.node_id}", own_data, *here)
         assert foreign.returncode == 3 and "cluster" in foreign.stderr, foreign.stderr
-        for refused in (used, elsewhere, watched, locked, foreign):
+        for refused in (used, elsewhere, watched, met, locked, foreign):
             assert "Traceback" not in refused.stderr
 
 
@@ -194,6 +199,44 @@ def test_a_node_that_still_starts_ends_in_order_and_is_not_ended_by_a_reload(tmp
         node.terminate()
         assert node.wait(30) == 0
         assert node.communicate()[1] == b""
+
+
+EARLY = """
+import runpy, sys
+
+class Waiting:
+    def find_spec(self, name, *_):
+        if name == "tickwheel.node.cli.streams":
+            print(flush=True)
+            sys.stdin.read()
+
+sys.meta_path.insert(0, Waiting())
+runpy.run_module("tickwheel.node.cli.main", run_name="__main__", alter_sys=True)
+"""
+"""The command line as it begins to import, and does not get further."""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["node"], 0),
+        (["--context", "x", "node", "--insecure"], 0),
+        (["gateway"], 0),
+        (["console"], 0),
+        (["status", "node"], -signal.SIGTERM),
+        (["--context", "node", "status"], -signal.SIGTERM),
+    ],
+)
+def test_a_service_that_only_begins_to_import_ends_in_order(words: list[str], code: int) -> None:
+    """In a container nothing else would have ended it: its first process gets no signal that it does not handle."""
+    with subprocess.Popen(
+        [sys.executable, "-c", EARLY, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdout is not None and process.stdout.read(1) == b"\n"
+        if not code:
+            process.send_signal(signal.SIGHUP)  # a reload
+        process.terminate()
+        assert process.wait(30) == code
 
 
 async def test_dropped_links_are_counted_and_a_node_without_majority_is_alive_and_not_ready(tmp_path: Path) -> None:
