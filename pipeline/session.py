@@ -6,6 +6,7 @@ need `tickwheel[spark]` too.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -18,6 +19,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyspark
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -72,9 +74,21 @@ class SessionConfig:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Spark settings that override all others."""
 
+    classes_out: Path | None = None
+    """File to which the JVM writes the classes that it has loaded when it ends; see `java_classes`."""
 
-def find_java() -> str:
-    """The path of the java that Spark will use. Raises NoJavaError if there is none or it is too old."""
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """The Java that Spark will use."""
+
+    command: str
+    build: str
+    """What it says of its version and build."""
+
+
+def find_java() -> Java:
+    """Raises NoJavaError if there is none or it is too old."""
     home = os.environ.get("JAVA_HOME")
     command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     advice = "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
@@ -88,7 +102,24 @@ def find_java() -> str:
         raise NoJavaError(
             f"Spark needs Java {JAVA_VERSION_MIN} or newer; {command} is {version or 'of no known version'}: {advice}"
         )
-    return command
+    return Java(command, text)
+
+
+def java_classes(java: Java) -> Path:
+    """The file with Spark's classes as this Java keeps them in memory, if `spark_classes` has made it: an archive of
+    class data sharing. A JVM that maps it need not parse and verify the classes, two fifths of what a session's start costs.
+    Java checks that the archive fits itself and the jars, and otherwise goes on without."""
+    of = hashlib.sha256(f"{java.build}\n{pyspark.__version__}\n{pyspark.__file__}".encode()).hexdigest()[:16]
+    return Path(sys.prefix) / "share" / "tickwheel" / f"spark-classes-{of}.jsa"
+
+
+def class_options(java: Java, out: Path | None = None) -> list[str]:
+    """Options of a JVM that uses Spark's classes if they were made, or writes them to `out` when it ends."""
+    made = java_classes(java)
+    if out is None and not made.exists():
+        return []
+    wanted = f"-XX:SharedArchiveFile={made}" if out is None else f"-XX:ArchiveClassesAtExit={out}"
+    return [f'"{wanted}"', "-Xlog:cds*=error"]  # it would tell of each class that no archive can hold
 
 
 def _local_cores(master: str) -> int | None:
@@ -101,14 +132,16 @@ def _local_cores(master: str) -> int | None:
 def build_session(config: SessionConfig | None = None) -> SparkSession:
     """A session with these settings, or the existing session of this process. Raises NoJavaError."""
     config = config or SessionConfig()
-    find_java()
+    java = find_java()
     # Workers of a local master run this Python; other masters name their own.
     cores = _local_cores(config.master)
     if cores is not None:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    options = [QUICK_JVM] if config.quick else []
+    options = class_options(java, config.classes_out)
+    if config.quick:
+        options.append(QUICK_JVM)
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,8 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from tickwheel.pipeline import options, sink, source_pending, source_stream
-from tickwheel.pipeline.session import NoJavaError, find_java
+from tickwheel.pipeline import options, sink, source_pending, source_stream, spark_classes
+from tickwheel.pipeline.session import NoJavaError, class_options, find_java, java_classes
 from tickwheel.pipeline.source import TickwheelSource
 from tickwheel.pipeline.spark_errors import reason_of
 
@@ -61,6 +62,50 @@ def test_without_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(NoJavaError, match="openjdk-17"):
         find_java()
+
+
+def makes_classes(path: Path, script: str) -> None:
+    """A stand-in for the Python that would make the file, which takes a minute."""
+    path.write_text(f"#!/bin/sh\nfor out; do :; done\n{script}")
+    path.chmod(0o755)
+
+
+def test_spark_classes_are_made_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that find none make one each, aside; what is left is a whole one, and none of another version."""
+    python, tries = tmp_path / "python", tmp_path / "tries"
+    makes_classes(python, f'echo >> {tries}; sleep 0.2; echo classes > "$out"')
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(python))
+    java = find_java()
+    assert class_options(java) == []
+    path = java_classes(java)
+    path.parent.mkdir(parents=True)
+    path.with_stem("spark-classes-of-earlier").touch()
+    with ThreadPoolExecutor(2) as pool:
+        assert {*pool.map(lambda _: spark_classes.make(), range(2))} == {path}
+    assert spark_classes.make() == path
+    assert tries.read_text().count("\n") <= 2
+    assert [*path.parent.iterdir()] == [path] and path.read_text() == "classes\n"
+    assert any(str(path) in option for option in class_options(java))
+
+
+@pytest.mark.parametrize("script", ["echo no room >&2; exit 1", ":"])
+def test_sessions_go_on_without_spark_classes(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """If they cannot be made nothing is left over; and Java starts, without a word, with a file that is none."""
+    makes_classes(tmp_path / "python", script)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert spark_classes.make() is None
+    java = find_java()
+    assert ("no room" in capfd.readouterr().err) == ("no room" in script)
+    path = java_classes(java)
+    assert not [*path.parent.iterdir()] and class_options(java) == []
+    path.write_text("no classes")
+    options = [option.strip('"') for option in class_options(java)]
+    said = subprocess.run([java.command, *options, "-version"], capture_output=True, text=True, check=True)
+    assert options and (said.stdout, said.stderr.splitlines()[0]) == ("", java.build.splitlines()[0])
 
 
 def test_every_option_is_explained_with_its_default() -> None:

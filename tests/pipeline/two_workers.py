@@ -14,7 +14,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from tests.pipeline.running import FEW_ROWS
-from tickwheel.pipeline.session import QUICK_JVM, SessionConfig, _log4j_file, build_session
+from tickwheel.pipeline.session import QUICK_JVM, SessionConfig, _log4j_file, build_session, class_options, find_java
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 EXECUTOR_MB = 512
@@ -39,7 +39,8 @@ def two_workers(directory: Path, settings: dict[str, str]) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = HOSTS[0]
     # For the driver and for the executors.
-    os.environ["JDK_JAVA_OPTIONS"] = f"{QUICK_JVM} -Dlog4j2.configurationFile={_log4j_file()}"
+    options = (*class_options(find_java()), QUICK_JVM, f"-Dlog4j2.configurationFile={_log4j_file()}")
+    os.environ["JDK_JAVA_OPTIONS"] = " ".join(options)
     conf = SparkConf().set("spark.driver.memory", "512m").set("spark.ui.enabled", "false")
     SparkContext._ensure_initialized(conf=conf)
     jvm = SparkContext._jvm
