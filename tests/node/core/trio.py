@@ -55,7 +55,7 @@ class World:
         self.agenda: list[tuple[int, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.rng = random.Random(seed)
-        self.config = config or replace(CoreConfig(), segment_bytes=1 << 20)
+        self.config = config or replace(CoreConfig(), segment_bytes=1 << 20, sync_period_ms=100)
         self.cut: set[frozenset[str]] = set()
         self.nodes = {name: Node(self, name) for name in names}
         for node in self.nodes.values():

@@ -9,7 +9,7 @@ from tickwheel.node.core.config import CoreConfig
 def test_the_rest_of_one_dispatch_leaves_with_the_next() -> None:
     """Messages at every millisecond, so most batches end in the middle of a dispatch: what is due of the next one goes
     along. In a batch of its own it would be late by another pause."""
-    world = World()
+    world = World(config=CoreConfig())  # the bound below counts on looks with a sync every 50 ms
     world.elect()
     client = Client(world)
     client.consume()
