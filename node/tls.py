@@ -199,7 +199,8 @@ def server_context(files: PortFiles, *, required: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if files.authority:
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-    # No session is resumed: each connection is judged by the certificates of its own handshake.
+    # No session is resumed: each connection is judged by the certificates of its own handshake. Those of TLS 1.2 that
+    # need no ticket cannot be turned off here: the transport ends connections that resume one.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     return _completed(context, files)

@@ -851,7 +851,12 @@ class ServerConnection(Connection):
         secured = transport.get_extra_info("ssl_object")
         super().connection_made(transport)
         self.server.connections.add(self)
-        if secured is not None and secured.selected_alpn_protocol() != "h2":
+        if secured is not None and secured.session_reused:
+            # Up to TLS 1.2 a session can be resumed, without a look at the caller's certificate: it may have expired,
+            # or its authority may be trusted no more. An end without TLS's goodbye removes the session, so the caller's
+            # next handshake is a whole one.
+            self.transport.abort()
+        elif secured is not None and secured.selected_alpn_protocol() != "h2":
             self.shut(ErrorCode.INADEQUATE_SECURITY, "ALPN must agree on h2")
 
     def gone(self, error: Exception | None) -> None:

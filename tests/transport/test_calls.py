@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -520,6 +521,34 @@ async def test_tls_shows_certificates_both_ways(certificates: Path) -> None:
         with pytest.raises((OSError, CallError)):  # TLS 1.3 refuses after the handshake
             async with await dialled(address, LIMITS, secured=nobody, server_name="n1") as connection:
                 await once(connection, "/s/Echo", b"")
+
+
+async def test_no_session_of_tls_is_resumed(certificates: Path) -> None:
+    """A caller whose certificate had expired, or whose authority was removed, came in by a session of TLS 1.2."""
+    tls = ssl.create_default_context(cadata=(certificates / "ca.crt").read_text())
+    tls.load_cert_chain(certificates / "n2.crt", certificates / "n2.key")
+    tls.set_alpn_protocols(["h2"])
+    tls.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def greeted(port: int, session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool, bytes]:
+        """The session, whether it was resumed, and what the server says first."""
+        with (
+            socket.create_connection(("127.0.0.1", port), 20) as plain,
+            tls.wrap_socket(plain, server_hostname="n1", session=session) as secured,
+        ):
+            said = b""
+            with contextlib.suppress(OSError):
+                said = secured.recv(9)
+                secured.unwrap()  # without its goodbye the server forgets the session
+            return secured.session, bool(secured.session_reused), said
+
+    async with serving(ours(Service()), server_context(files(certificates, "n1"), required=True)) as address:
+        port = int(address.rpartition(":")[2])
+        session, resumed, said = await asyncio.to_thread(greeted, port, None)
+        assert session is not None and not resumed and said
+        assert (await asyncio.to_thread(greeted, port, session))[1:] == (True, b"")
+        _, resumed, said = await asyncio.to_thread(greeted, port, session)
+        assert not resumed and said, "the next one is a whole handshake"
 
 
 async def test_tls_without_http2_is_closed(certificates: Path) -> None:
