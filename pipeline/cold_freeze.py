@@ -140,8 +140,15 @@ def write_parts(
     if known is not None:
         return store.finish(known)
     check_schema(frame.schema, config.topic)
-    with raising(ColdError):
-        return store.finish(_written(frame, store, job_id, config))
+    try:
+        with raising(ColdError):
+            written = _written(frame, store, job_id, config)
+    except ColdError:
+        known = store.manifest(job_id)
+        if known is None:
+            raise
+        return store.finish(known)  # another run of the job was first, and removed what this one was writing
+    return store.finish(written)
 
 
 def _written(frame: DataFrame, store: ColdStore, job_id: str, config: FreezeConfig) -> ColdJobManifest:

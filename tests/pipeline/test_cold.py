@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from pyspark.sql import functions as f
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import AsyncClient, ColdState
 from tickwheel.client.bulk import LoadProgress
+from tickwheel.pipeline import cold_freeze
 from tickwheel.pipeline.build import PAYLOAD_BYTES_MAX
 from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
 from tickwheel.pipeline.cold_promote import ColdLoader, Promoter, Promotion, moved_pieces
@@ -268,3 +270,19 @@ def test_two_promotions_at_once_outlive_their_master(
     assert len(cluster.messages("survivors")) == 400 - len(cancelled)
     assert not list((tmp_path / "_promote").iterdir())
     cluster.check_agreement()
+
+
+def test_of_two_freezes_of_a_job_the_slower_takes_what_the_other_wrote(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The faster one removes unfinished files, and so tasks of the slower one fail."""
+    rows = frame(spark, 50, "two-freezes")
+    write = cold_freeze._written
+
+    def outpaced(*arguments: Any) -> ColdJobManifest:
+        monkeypatch.setattr(cold_freeze, "_written", write)
+        write_parts(rows, tmp_path, "job")
+        raise ColdError("day=2027-01-07/.job@0.tmp: No such file or directory")
+
+    monkeypatch.setattr(cold_freeze, "_written", outpaced)
+    assert write_parts(rows, tmp_path, "job") == ColdStore(tmp_path).manifest("job")
