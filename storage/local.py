@@ -38,6 +38,7 @@ _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
 _ADVICE = {
     errno.EROFS: "; mount the file system writable and start the node again",
+    errno.EFBIG: "; raise the limit of file sizes of the process (ulimit -f, LimitFSIZE), or use another file system",
     errno.EIO: "; the disk is failing: look at the system's log (dmesg)",
 }
 _WRITE_PARTS_MAX = 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -28,6 +29,20 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "pwritev", short)
     assert file.append_many([b"abc", b"defgh", b"i" * 17]) == 0
     assert file.read_at(0, 99) == b"abcdefgh" + b"i" * 17
+
+
+def test_a_limit_of_file_sizes_is_named(tmp_path: Path) -> None:
+    """It is one of the process, and the disk is sound; what was there stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    file = LocalDisk(tmp_path).open("f", create=True)
+    file.append(b"abc")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(DiskError, match=r"'f': File too large; .*ulimit -f, LimitFSIZE"):
+            file.append(bytes(100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert file.read_at(0, 99) == b"abc"
 
 
 @pytest.mark.parametrize("cause", [errno.ENOSPC, errno.EDQUOT])
