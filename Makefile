@@ -31,7 +31,7 @@ demo: $(RUN_STAMP) compiled  ## Three nodes, real flights, the master killed hal
 pipeline-demo: $(SPARK_STAMP) compiled java  ## A year of flights through Spark: built, loaded, forecast; a day of it audited
 	@$(BIN)/tickwheel pipeline demo $(ARGS)
 
-test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
+test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k marks" narrows them
 	@$(if $(ARGS),,$(BIN)/python -m tickwheel.pipeline.spark_classes || true)
 	@$(BIN)/python -m pytest $(or $(ARGS),$(LANES))
 

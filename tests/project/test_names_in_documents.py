@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.project.imports import FOLDERS, ROOT, modules
 from tickwheel.node.config.read import environment_name, specs
 from tickwheel.node.config.sections import NodeConfig
@@ -123,3 +125,13 @@ def test_values_beside_names_are_those_of_the_code() -> None:
                     wrong.append(f"{document}: {name} ({value} {unit}), in the code {sorted(known[name])}")
     assert not wrong
     assert compared > 20
+
+
+@pytest.mark.parametrize("place", ["Makefile", "docs/TESTING.md"])
+def test_the_example_of_narrower_tests_runs_some(place: str) -> None:
+    """It ran none, and so it failed."""
+    found = re.findall(r'ARGS="(tests/\S+) -k (\w+)"', (ROOT / place).read_text(encoding="utf-8"))
+    assert found
+    for folder, word in found:
+        tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / folder).glob("test_*.py"))
+        assert re.search(rf"def test_\w*{word}", tests), f"{place}: {folder} -k {word}"
