@@ -115,10 +115,15 @@ def test_a_mark_that_is_none_is_refused(text: str) -> None:
         Mark.parsed(text)
 
 
-def test_the_record_of_the_last_run_counts(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("local", [True, False], ids=["by a link", "by a rename"])
+def test_the_record_of_the_last_run_counts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
     """Of those that begin from one record a single one is written, even by a run that stood still for very long. Few
     are kept; an earlier version numbered them by entries of the log."""
     place = ArchivePlace(spark, tmp_path)
+    if not local:
+        monkeypatch.setattr(ArchivePlace, "_local", lambda *_: None)
     marks = tmp_path / "_marks" / GROUP
     marks.mkdir(parents=True)
     (marks / "7123.json").write_text("by an earlier version")
@@ -130,7 +135,7 @@ def test_the_record_of_the_last_run_counts(spark: SparkSession, tmp_path: Path) 
     assert not (marks / "7124.json").exists()
     assert not place.record(GROUP, 7_123, "slow")
     assert place.newest(GROUP) == (7_124 + RECORDS_KEPT, "later")
-    assert len(list(marks.glob("[!.]*"))) == RECORDS_KEPT
+    assert len(list(marks.glob("[!.]*"))) == RECORDS_KEPT and not list(marks.glob("*.new"))
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 60), st.integers(0, 60), st.data())
