@@ -387,8 +387,8 @@ def test_prefetched_messages_of_a_paused_topic_keep_no_node_awake(world: World) 
     taker = Taker(world, mixes=True)
     schedule(world, "ab")
     world.run_until(lambda: bool(taker.batches))
-    world.run(10)  # the pause after that batch is over
     core = core_of(taker)
+    world.run(core.config.delivery_period_ms)  # the group's next batch need not wait for its pace
     delivery, group_id, topic_id = core.parts.delivery, core.state.group_id("g") or 0, core.state.topic_id("a") or 0
     channel, unit = (
         delivery.channels.of((group_id, topic_id)),
