@@ -266,16 +266,14 @@ class RowGatherer:
 
 
 def told(bad: pa.RecordBatch) -> str:
-    """The first of some rejected rows: its reason, and what it can be found by."""
+    """The first of some rejected rows: its reason, and what it can be found by. No payload: the text ends in logs."""
     row: dict[str, Any] = bad.slice(0, 1).to_pylist()[0]
-    names = [name for name in ("topic", "due_ms", "due_at", "key", "unique_key", "payload") if name in row]
+    names = [name for name in ("topic", "due_ms", "due_at", "key", "unique_key") if name in row]
     found = [f"{name} {_short(row[name])}" for name in names if name == "topic" or row[name] is not None]
     return f"{row['reason']} ({', '.join(found)})"
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, bytes):
-        value = value[: SHOWN_MAX + 1].decode(errors="replace")
     if not isinstance(value, str):
         return str(value)
     return repr(value) if len(value) <= SHOWN_MAX else f"{value[:SHOWN_MAX]!r}..."

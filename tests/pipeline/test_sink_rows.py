@@ -181,7 +181,7 @@ def test_content_is_read_as_it_was_written(items: list[tuple[bytes, str]]) -> No
 
 
 def test_a_rejected_row_is_named_by_what_it_can_be_found_by() -> None:
-    """By topic and time alone nobody found it."""
+    """By topic and time alone nobody found it. A payload is not for logs."""
 
     def told(**changed: object) -> str:
         gatherer = RowGatherer("t", LIMITS)
@@ -189,12 +189,12 @@ def test_a_rejected_row_is_named_by_what_it_can_be_found_by() -> None:
         gatherer.good_rows(pa.RecordBatch.from_pylist([columns], SCHEMA))
         return sink_rows.told(gatherer.rejected[0])
 
-    assert told() == "payload: empty (topic 't', due_ms 7, key 'order-7', payload '')"
-    assert told(topic=None, key=None, payload=b"x") == "topic: null (topic None, due_ms 7, payload 'x')"
-    assert told(due_ms=None, payload=b"\xff") == "due: null (topic 't', key 'order-7', payload '\ufffd')"
+    assert told() == "payload: empty (topic 't', due_ms 7, key 'order-7')"
+    assert told(topic=None, key=None, payload=b"x") == "topic: null (topic None, due_ms 7)"
+    assert told(due_ms=None, payload=b"\xff") == "due: null (topic 't', key 'order-7')"
     long = told(payload=b"y" * 51, key="k" * 400)
-    assert long == f"payload: more than 50 bytes (topic 't', due_ms 7, key {'k' * 60!r}..., payload {'y' * 51!r})"
+    assert long == f"payload: more than 50 bytes (topic 't', due_ms 7, key {'k' * 60!r}...)"
     gatherer = RowGatherer("t", LIMITS)
     at = datetime.datetime(1969, 12, 31, tzinfo=datetime.UTC)
     gatherer.good_rows(pa.RecordBatch.from_pylist([{"due_at": at, "payload": "p"}]))
-    assert sink_rows.told(gatherer.rejected[0]).startswith("due: before 1970 (topic 't', due_ms -86400000, ")
+    assert sink_rows.told(gatherer.rejected[0]).startswith("due: before 1970 (topic 't', due_ms -86400000")
