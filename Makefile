@@ -32,7 +32,6 @@ pipeline-demo: $(SPARK_STAMP) compiled java  ## A year of flights through Spark:
 	@$(BIN)/tickwheel pipeline demo $(ARGS)
 
 test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k marks" narrows them
-	@$(if $(ARGS),,$(BIN)/python -m tickwheel.pipeline.spark_classes || true)
 	@$(BIN)/python -m pytest $(or $(ARGS),$(LANES))
 
 test-newest: | $(BIN)/python  ## The core's tests on the newest Python that can be had; NEWEST=/path/to/python names one
