@@ -108,7 +108,7 @@ def find_java() -> Java:
 def java_classes(java: Java) -> Path:
     """The file with Spark's classes as this Java keeps them in memory, if `spark_classes` has made it: an archive of
     class data sharing. A JVM that maps it need not parse and verify the classes, two fifths of the cost of a start.
-    Java checks that the archive fits itself and the jars, and otherwise goes on without."""
+    Java ignores an archive that was made for another build of it or for other jars."""
     of = hashlib.sha256(f"{java.build}\n{pyspark.__version__}\n{pyspark.__file__}".encode()).hexdigest()[:16]
     return Path(sys.prefix) / "share" / "tickwheel" / f"spark-classes-{of}.jsa"
 

@@ -77,6 +77,8 @@ WRITE_PERIOD_MS = 100
 second's records at once would delay messages for as long as that takes."""
 FOUND_MAX = 1_000
 """Events in the answer to one trace, at most."""
+LOST_MAX = 0xFFFF_FFFF
+"""That a record can count."""
 UNITS_MAX = 1_000
 """Units that one trace follows. Each retry of a message is a unit of its own."""
 
@@ -404,7 +406,8 @@ class Events(Part):
         def work() -> int:
             records = [make() for make in queue]
             if left_out and records:
-                records.append(EventRecords(EventKind.LOST, records[-1].at_ms, parts=[(0, left_out, ())]))
+                count = min(left_out, LOST_MAX)
+                records.append(EventRecords(EventKind.LOST, records[-1].at_ms, parts=[(0, count, ())]))
             return self._writer.append(records) if records else 0
 
         return work

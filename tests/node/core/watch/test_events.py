@@ -215,6 +215,9 @@ def test_what_a_failed_write_lost_is_counted(monkeypatch: pytest.MonkeyPatch) ->
     [late] = schedule(world, [("t", HOUR_MS, "k", [])])
     answer = traced(world, master, late)
     assert kinds(answer) == ["SCHEDULED"] and answer.lost == log.lost
+    log._left_out = 1 << 40  # after months of a full disk
+    [later] = schedule(world, [("t", HOUR_MS, "k", [])])
+    assert kinds(traced(world, master, later)) == ["SCHEDULED"]
 
 
 def refuse(*_: object) -> int:
