@@ -106,6 +106,7 @@ def _value(hint: Any, path: str, field: Any) -> Callable[[Any], Any]:
     def is_there(wire: Any) -> bool:
         return bool((attrgetter(holder)(wire) if holder else wire).HasField(name))
 
+    hint = _without_alias(hint)
     parts = get_args(hint)
     origin = get_origin(hint)
     if origin is Mapping or origin is dict:
@@ -125,6 +126,12 @@ def _value(hint: Any, path: str, field: Any) -> Callable[[Any], Any]:
     if field.has_presence:
         return lambda wire: convert(get(wire)) if is_there(wire) else None
     return lambda wire: convert(found) if (found := get(wire)) else None
+
+
+def _without_alias(hint: Any) -> Any:
+    """What a generic alias made by `type` (PEP 695) stands for, as numpy's `NDArray` is from 2.5 on."""
+    meaning = getattr(get_origin(hint), "__value__", None)
+    return hint if meaning is None else meaning[get_args(hint)]
 
 
 def _converter(hint: Any, field: Any) -> Callable[[Any], Any]:

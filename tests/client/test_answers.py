@@ -8,12 +8,13 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message as Wire
+from typing_extensions import TypeAliasType
 
 import tickwheel.client
 from scripts.docs_site.python_api import PAGES
@@ -319,6 +320,26 @@ def signatures(kind: type) -> Iterator[tuple[str, str]]:
     for name, hint in vars(kind).get("__annotations__", {}).items():
         if not name.startswith("_"):
             yield f"{kind.__name__}.{name}", str(hint)
+
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+Column = TypeAliasType("Column", np.ndarray[tuple[Any, ...], np.dtype[Scalar]], type_params=(Scalar,))
+"""As numpy 2.5 defines its `NDArray`."""
+
+
+@dataclasses.dataclass
+class Columns:
+    ids: Column[np.uint64]
+    attempts: Column[np.uint32]
+
+
+def test_a_column_may_be_typed_by_an_alias() -> None:
+    """With numpy 2.5 the client could not be imported."""
+    ids, attempts = np.array([7, 8], np.uint64), np.array([1, 2], np.uint32)
+    wire = consumer_pb2.DeliverBatch(ids=ids.tobytes(), attempts=attempts.tobytes())
+    columns = reader(Columns, consumer_pb2.DeliverBatch)(wire)
+    assert columns.ids.dtype == np.uint64 and columns.ids.tolist() == [7, 8]
+    assert columns.attempts.dtype == np.uint32 and columns.attempts.tolist() == [1, 2]
 
 
 def test_no_public_signature_names_protobuf() -> None:
