@@ -198,8 +198,10 @@ class ReplicatedLog(Protocol):
         """Take no more part. Idempotent; pending proposals end UNKNOWN."""
         ...
 
-    def tick(self) -> int:
-        """Do the work that is due. Returns the latest monotonic_ns at which the next call is needed."""
+    def tick(self, asked_ns: int | None = None) -> int:
+        """Do the work that is due. Returns the latest monotonic_ns at which the next call is needed. `asked_ns`: when
+        the caller wanted this one at the latest, for purposes of its own. A call that comes much later shows that the
+        node stood still."""
         ...
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:

@@ -173,7 +173,7 @@ class RaftLog:
 
     # -- the loop
 
-    def tick(self) -> int:
+    def tick(self, asked_ns: int | None = None) -> int:
         now_ns = self._clock.monotonic_ns()
         if not self.peers.running:
             return now_ns + IDLE_NS_MAX
@@ -181,11 +181,11 @@ class RaftLog:
         if now_ns - self._last_tick_ns > stall_ns:
             self._lease.invalidate(now_ns)
         late_ns = now_ns - self._quiet_until_ns
-        if late_ns > stall_ns:
-            if self._guards.input_drained_first:
-                self.engine.postpone_election(now_ns + self.config.campaign_round_ms * NS_PER_MS)
-            if self.engine.state == LEADER:
-                self.peers.paused(late_ns, now_ns)  # the slaves may share the machine that is so busy
+        stood_still = late_ns > stall_ns or (asked_ns is not None and now_ns - asked_ns > stall_ns)
+        if stood_still and self._guards.input_drained_first:
+            self.engine.postpone_election(now_ns + self.config.campaign_round_ms * NS_PER_MS)
+        if late_ns > stall_ns and self.engine.state == LEADER:
+            self.peers.paused(late_ns, now_ns)  # the slaves may share the machine that is so busy
         self._last_tick_ns = now_ns
         if not self._stirred and now_ns < self._quiet_until_ns:
             return self._quiet_until_ns

@@ -161,7 +161,8 @@ class NodeCore:
             parts.mastership.leave(serving.damage)
         if self.stopped:
             return self.monotonic_ns() + IDLE_MS_MAX * 1_000_000
-        log_wants_ns = self.log.tick()
+        # While the node is stuck, its parts do not tick, however long ago they asked to.
+        log_wants_ns = self.log.tick(None if serving.stuck else parts.rests_until_ns)
         if serving.stuck:
             first = parts.mastership.leave_stuck()
             return self.monotonic_ns() if first else log_wants_ns  # at once: the log begins the handover

@@ -64,6 +64,21 @@ def test_a_slave_that_nobody_woke_stands_on_time() -> None:
     assert lone.sent_of("ping") and lone.log.status().role is Role.SLAVE
 
 
+def test_a_slave_that_stood_still_reads_first_whatever_the_log_wanted() -> None:
+    """Its own time comes just after the log's, but its caller has wanted a tick for long: heartbeats may be unread."""
+    lone = Lone()
+    lone.follow("b", 1, 1)
+    lone.drain()
+    asked_ns = lone.clock.now_ns
+    while (wanted_ns := lone.log.tick()) < lone.engine.election_deadline_ns:
+        lone.clock.now_ns = wanted_ns
+    lone.clock.now_ns = wanted_ns + MS
+    lone.log.tick(asked_ns)
+    assert not lone.sent_of("ping")
+    lone.run(2 * lone.config.campaign_round_ms)
+    assert lone.sent_of("ping")
+
+
 def test_a_heartbeat_without_a_tick_puts_the_election_off() -> None:
     """The slave asks at the old deadline for its next tick, and finds there that its master lives."""
     lone = Lone()

@@ -103,6 +103,25 @@ def test_a_tick_of_the_log_alone_leaves_the_parts_alone(monkeypatch: pytest.Monk
     assert ticks()
 
 
+def test_a_slave_that_stood_still_reads_its_input_before_it_asks_for_an_election() -> None:
+    """The log's own time may have come just now while the parts have wanted a tick for long: then the process stood
+    still, and heartbeats may be unread."""
+    world = World()
+    master = world.elect()
+    world.run(2_000)
+    slave = next(node for node in world.nodes.values() if node is not master)
+    assert slave.host is not None
+    core = slave.host.core
+    engine, stall_ns = core.log.engine, core.log.config.stall_ms * MS  # type: ignore[attr-defined]
+    core.tick()
+    while (wanted_ns := core.log.tick()) < engine.election_deadline_ns:
+        world.now_ns += wanted_ns - core.monotonic_ns()
+    core.parts.rests_until_ns = wanted_ns - stall_ns
+    world.now_ns += wanted_ns + MS - core.monotonic_ns()
+    core.tick()
+    assert engine.election_deadline_ns > core.monotonic_ns()
+
+
 def test_of_an_entry_the_parts_of_a_slave_see_that_it_was_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the frame that brings it, nor its fsync. A frame that concerns parts, or the end of a connection, is for them
     too."""
