@@ -18,7 +18,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: chart image pictures help demo pipeline-demo test test-newest conformance lint format bench bench-peers stubs docs docs-site dist constraints install compiled java clean
+.PHONY: chart image pictures help demo pipeline-demo test test-newest test-oldest conformance lint format bench bench-peers stubs docs docs-site dist constraints install compiled java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
@@ -36,6 +36,9 @@ test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k marks" narrows t
 
 test-newest: | $(BIN)/python  ## The core's tests on the newest Python that can be had; NEWEST=/path/to/python names one
 	@scripts/test_newest.sh $(BIN)/python '$(NEWEST)' $(ARGS)
+
+test-oldest: | $(BIN)/python  ## Tests of client, commands, gateway and console with the oldest packages that they take
+	@scripts/test_oldest.sh $(BIN)/python $(ARGS)
 
 conformance: $(DEV_STAMP)  ## The HTTP/2 and gRPC tests of others against the nodes' transport; needs Go
 	@$(BIN)/python -m tests.transport.conformance
