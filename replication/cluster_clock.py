@@ -164,8 +164,14 @@ class ClusterClock:
         return self._time.at(self._read()) // NS_PER_MS
 
     def next_full_ms(self) -> int:
-        """The same, rounded up: the first full millisecond that is not before now."""
-        return -(-self._time.at(self._read()) // NS_PER_MS)
+        """From when on delays and pauses count: the first full millisecond that is surely not before now. It includes
+        gaps that no majority has confirmed yet: once they are confirmed, the time is set forward by them."""
+        return -(-(self._time.at(self._read()) + self._doubted_ns) // NS_PER_MS)
+
+    @property
+    def unconfirmed_ms(self) -> int:
+        """By how much the time may yet be set forward; nearly always 0."""
+        return -(-self._doubted_ns // NS_PER_MS)
 
     def at_ms(self, now_ns: int) -> int:
         """The cluster's time in milliseconds at a reading of the monotonic clock."""

@@ -287,7 +287,9 @@ class ConsumerRequests(Part):
         """Extend leases. `session_id`: the consumer that holds them; -1: none. Raises RequestError: without its own
         lease this node extends none, as the next master would not know of it."""
         require_current(self.core)
-        extended, refused, until_ms = self.delivery.settlements.extend(session_id, batch, self.core.clock.now_ms())
+        extended, refused, until_ms = self.delivery.settlements.extend(
+            session_id, batch, self.core.clock.next_full_ms()
+        )
         return consumer_pb2.ExtendReceipt(
             sequence=batch.sequence, extended=extended, refused=refused, lease_until_ms=until_ms
         )

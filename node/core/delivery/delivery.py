@@ -304,7 +304,7 @@ class Delivery(Part):
     def _return_expired(self, room: int, now_ms: int) -> None:
         for lease, _ in in_turn(self.leases.table.expire(now_ms), room):
             given_back = lease.given_back or lease.session_id in self._leaving
-            self._give_back(replace(lease, given_back=given_back), now_ms)
+            self._give_back(replace(lease, given_back=given_back), now_ms + self._clock.unconfirmed_ms)
 
     def _give_back(self, lease: Lease, now_ms: int) -> None:
         """Return the open messages of a lease that is over. If that fails, the lease runs on for `FAULT_PAUSE_MS`."""
@@ -592,7 +592,7 @@ class Delivery(Part):
     def _send(self, session: Session, shares: list[Share]) -> None:
         """Let one batch leave, under leases from now on."""
         now_ms, group_id = self._now_ms, session.group_id
-        until_ms = now_ms + session.lease_ms
+        until_ms = now_ms + session.lease_ms + self._clock.unconfirmed_ms
         inheritable = not self._state.group_broadcasting(group_id)
         for share in shares:
             key, positions = share.channel.key, share.positions

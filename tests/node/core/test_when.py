@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.node.core.trio import MS, Client, Node, World, digests
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
@@ -192,3 +193,26 @@ def test_nacked_messages_wait_no_fraction_of_a_millisecond_less() -> None:
     client.schedule([50])
     world.run_until(lambda: len(client.got.get(b"m0", [])) == 2)
     assert client.got[b"m0"][1][2] == client.nacked_ms + 2_000
+
+
+def test_what_begins_before_a_pause_is_confirmed_is_not_short_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that was paused leaves the pause out of its time until the others confirm it, and then makes it good at
+    once: by so much delays and leases that began before would be too short."""
+    world = World(11)
+    client = Client(world)
+    master = world.elect()
+    assert master.host is not None
+    core, leases, delivered = master.host.core, list[int](), client._deliver
+
+    def deliver(batch: consumer_pb2.DeliverBatch) -> None:
+        leases.append(batch.lease_until_ms - core.clock.now_ms())
+        delivered(batch)
+
+    monkeypatch.setattr(client, "_deliver", deliver)
+    monkeypatch.setattr(type(core.clock), "unconfirmed_ms", 800)
+    client.consume(lease_ms=1_000)
+    client.schedule([100])
+    world.run_until(lambda: bool(leases))
+    assert leases[0] == pytest.approx(1_800, abs=20)
+    core.clock._doubted_ns = 800 * MS
+    assert core.parts.requests.one_due(5_000, KIND_DELAY) - core.clock.now_ms() == pytest.approx(5_800, abs=1)
