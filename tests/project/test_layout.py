@@ -167,6 +167,8 @@ def test_functions_take_few_arguments() -> None:
 
     def functions(node: ast.AST, name: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                continue
             inner = f"{name}.{child.name}" if hasattr(child, "name") else name
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield inner, child

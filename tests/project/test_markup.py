@@ -21,19 +21,17 @@ MADE = {"escape"}
 """Functions whose results are safe to print with markup."""
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Of the product: the path and the code."""
+def calls(*names: str, below: str = "") -> Iterator[tuple[str, ast.Call]]:
+    """Of functions and methods of these names in the product, with the path of the module. Most modules have none, and
+    are not parsed."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if "_pb2" not in path.name:
-                yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
-
-
-def calls(code: ast.AST, name: str) -> Iterator[ast.Call]:
-    """Of a function or method of that name."""
-    for node in ast.walk(code):
-        if isinstance(node, ast.Call) and called(node) == name:
-            yield node
+            place, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+            if "_pb2" in path.name or not place.startswith(below) or not any(f"{name}(" in text for name in names):
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call) and called(node) in names:
+                    yield place, node
 
 
 def called(call: ast.Call) -> str:
@@ -75,14 +73,7 @@ def is_safe(value: ast.expr) -> bool:
 
 def test_no_console_reads_markup() -> None:
     """So a line that nobody thought of is printed as it is."""
-    names = ("Console", "PlainConsole")
-    made = [
-        (path, call)
-        for path, code in modules()
-        for name in names
-        for call in calls(code, name)
-        if path != "console/app.py"
-    ]
+    made = [(path, call) for path, call in calls("Console", "PlainConsole") if path != "console/app.py"]
     assert len(made) > 5
     wrong = [f"{path}:{call.lineno}" for path, call in made if markup_of(call) is not False]
     assert not wrong, f"{wrong}: Console(markup=False); a style is given by style= or by a Text"
@@ -90,15 +81,13 @@ def test_no_console_reads_markup() -> None:
 
 def test_what_is_printed_with_markup_is_escaped() -> None:
     """Where a line asks for markup. A Status and a Spinner always read it: they get a Text."""
-    wrong = []
-    for path, code in modules():
-        prints = [call for call in calls(code, "print") if markup_of(call) is True and path not in PUT_TOGETHER]
-        shown = [
-            call
-            for call in (*calls(code, "status"), *calls(code, "update"))
-            if getattr(getattr(call.func, "value", None), "id", "") in ("console", "err", "out", "status")
-        ]
-        wrong += [f"{path}:{call.lineno}" for call in prints + shown if not all(map(is_safe, call.args))]
+    prints = [(path, call) for path, call in calls("print") if markup_of(call) is True and path not in PUT_TOGETHER]
+    shown = [
+        (path, call)
+        for path, call in calls("status", "update")
+        if getattr(getattr(call.func, "value", None), "id", "") in ("console", "err", "out", "status")
+    ]
+    wrong = [f"{path}:{call.lineno}" for path, call in prints + shown if not all(map(is_safe, call.args))]
     assert not wrong, "\n".join(wrong)
 
 
@@ -134,11 +123,10 @@ def test_a_chaos_run_names_the_extra_that_it_needs(tmp_path: Path) -> None:
 def test_lines_for_people_are_not_broken() -> None:
     """What a command says beside its output may hold names and commands to copy: each line stays one line."""
     broken = []
-    for path, code in modules():
-        for call in calls(code, "print") if path.startswith("node/cli/") else ():
-            match call:
-                case ast.Call(func=ast.Attribute(value=ast.Name(id="err")), args=[ast.expr() as said]):
-                    whole = any(keyword.arg == "soft_wrap" for keyword in call.keywords)
-                    if not whole and not isinstance(said, ast.Constant):
-                        broken.append(f"{path}:{call.lineno}")
+    for path, call in calls("print", below="node/cli/"):
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="err")), args=[ast.expr() as said]):
+                whole = any(keyword.arg == "soft_wrap" for keyword in call.keywords)
+                if not whole and not isinstance(said, ast.Constant):
+                    broken.append(f"{path}:{call.lineno}")
     assert not broken
