@@ -98,6 +98,20 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(config.rootpath / folder, quiet=1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nodes_are_forks() -> Iterator[None]:
+    """Where a test that was collected starts clusters of real nodes."""
+    local_cluster = sys.modules.get("tickwheel.node.local_cluster")
+    if local_cluster is None:
+        yield
+        return
+    from tests import forked_nodes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_cluster, "begin", forked_nodes.begin)
+        yield
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Processes that are started heed SIGINT, although this one may have been started in the background, to ignore

@@ -22,6 +22,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from tests import forked_nodes
 from tests.process.commands import COMMAND, Commands
 from tickwheel.client import AsyncClient, NodeRole, NodeState, NodeStatus, PermissionRefused, TickwheelError
 from tickwheel.client.cluster import TRY_TIMEOUT_S, TlsFiles
@@ -109,13 +110,13 @@ class Hosts:
         return path
 
     def start(self, number: str) -> subprocess.Popen[bytes]:
-        """The node of a host, by the command of the page."""
+        """The node of a host, by the command of the page; when it is started again, as a fork that need not import."""
         folder = self.root / f"n{number}"
         program, *words = shlex.split(NODE.replace(CONFIG, str(folder / "node.toml")))
         assert program == "tickwheel"
         with (folder / "node.log").open("ab") as log:
-            command = [*COMMAND, *words]
-            self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            start = forked_nodes.begin if number in self.processes else forked_nodes.as_always
+            self.processes[number] = start([*COMMAND, *words], log, os.environ)
         return self.processes[number]
 
     async def serves(self, number: str) -> None:
