@@ -10,6 +10,7 @@ one process have the same.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import json
@@ -121,6 +122,7 @@ class Forking:
     def __init__(self) -> None:
         self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._one = threading.Lock()
+        self._owner = os.getpid()
         self._process = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True
         )
@@ -128,9 +130,12 @@ class Forking:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End it. Its nodes go on."""
-        self._asking.close()
-        self._process.wait()
+        """End it, though a fork of this process may have the socket too. Its nodes go on."""
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):  # it has ended
+                self._asking.shutdown(socket.SHUT_RDWR)
+            self._asking.close()
+            self._process.wait()
 
     def begin(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> Forked:
         """Start a node."""
