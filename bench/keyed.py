@@ -13,9 +13,9 @@ from tickwheel.bench.served import DRAIN_S, call_figures, cluster, costing, thro
 from tickwheel.client import AsyncClient
 from tickwheel.proto.common_pb2 import MessageMeta
 
-CALLS_S, QUICK_CALLS_S = 60.0, 1.0
+CALLS_S, QUICK_CALLS_S = 60.0, 0.5
 """Long enough for one full minute, at which the schedules fire."""
-RATE, STREAM_S, QUICK_STREAM_S = 5_000.0, 30.0, 2.0
+RATE, STREAM_S, QUICK_STREAM_S = 5_000.0, 30.0, 1.0
 BATCH = 250
 SCHEDULES, QUICK_SCHEDULES = 10_000, 20
 PUTS_AT_ONCE = 200
