@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -36,6 +36,9 @@ PRODUCERS = ("p0", "p1", "p2")
 TOPICS = ("orders", "mails")
 PROBE_BATCHES = 4
 """Batches of each producer after the heal."""
+SOONER = 4
+"""After the heal pauses and times ahead are this many times shorter: the run only waits for what is due then."""
+SOONER_GRID_MS = 100
 UID = struct.Struct("<Q")
 """The first bytes of a payload: they identify the message."""
 
@@ -88,6 +91,8 @@ class Producers:
                 return
             producer.sequence += 1
             producer.rows = self._new_rows()
+            if self._wires.winding_down:
+                producer.rows = sooner(producer.rows, self._world.wall_ms)
             producer.attempt = 0
         producer.attempt += 1
         attempt, sequence = producer.attempt, producer.sequence
@@ -139,6 +144,8 @@ class Producers:
         producer.rows = ()
         producer.delivered_probes += self._wires.winding_down
         pause_ns = self._wires.pause_ns(self._wires.shape.pause_ms * MS, self._rng)
+        if self._wires.winding_down:
+            pause_ns //= SOONER
         self._world.after(pause_ns, self._produce, producer)
 
     def _again(self, producer: _Producer, sequence: int) -> None:
@@ -178,6 +185,18 @@ def mixed_rows(wires: Wires) -> tuple[Row, ...]:
             due_ms = (wall_ms + rng.randrange(5_000)) // grid_ms * grid_ms
         rows.append(Row(wires.number(), topic, due_ms, delay_ms))
     return tuple(rows)
+
+
+def sooner(rows: Sequence[Row], wall_ms: int) -> tuple[Row, ...]:
+    """Rows that are due the sooner, still mostly at times that many share."""
+
+    def near(row: Row) -> Row:
+        if row.due_ms is None:
+            return replace(row, delay_ms=(row.delay_ms or 0) // SOONER)
+        ahead_ms = max(0, row.due_ms - wall_ms)
+        return replace(row, due_ms=min(row.due_ms, (wall_ms + ahead_ms // SOONER) // SOONER_GRID_MS * SOONER_GRID_MS))
+
+    return tuple(map(near, rows))
 
 
 def plain_batch(producer: str, sequence: int, rows: Sequence[Row]) -> IncomingBatch:

@@ -102,6 +102,7 @@ SHORTER = {
     "journal_cut_early": (2, 8),
     "deletion_cancels_nothing": (2, 1),
     "handover_without_leases": (2, 8),
+    "settled_before_commit": (6, 2),
 }
 """Seconds of load and faults that are enough for a bug, and a seed that finds it in them: runs shorter than those of
 the table in docs/CHAOS.md."""
