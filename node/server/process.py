@@ -17,10 +17,11 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -75,6 +76,8 @@ DESCRIPTORS_MIN = 192
 """Descriptors that a node needs to run at all: the reserve, its files and peers, and a few clients."""
 READ_THREADS = 4
 SYNC_THREADS = 2
+LOOKUP_THREADS = 4
+"""Threads that libuv starts for look-ups of names."""
 _STAT = Path("/proc/self/stat")
 _START_FIELD = 19
 """Of it, behind the name, which is in brackets and may hold anything: clock ticks from the boot on."""
@@ -131,6 +134,7 @@ class NodeProcess:
         loop.set_exception_handler(self._loop_faults)
         tls = self._certificates()
         self._take_descriptors()
+        await self._take_threads(loop)
         self._check_ports()
         disk = self._open_disk()
         disk_uuid = self._disk_uuid(disk)
@@ -258,11 +262,25 @@ class NodeProcess:
     def _executor(
         self, name: str, threads: int, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]
     ) -> ThreadExecutor:
-        try:
+        with _needing_threads():
             return ThreadExecutor(name, threads, loop, self._failed, wake)
-        except RuntimeError as error:  # so Python tells that the system gave no thread
-            limits = "of the service (TasksMax), the container (pids) or the user (ulimit -u)"
-            raise StartError(f"{error}: raise the limit of processes {limits}", EXIT_FAILED) from None
+
+    async def _take_threads(self, loop: asyncio.AbstractEventLoop) -> None:
+        """See whether the system gives the threads that a node needs, then start the loop's own for look-ups of names.
+        The first look-up would start these, and libuv ends the process without a word if it gets none."""
+        asked = threading.Event()
+        started: list[threading.Thread] = []
+        try:
+            for _ in range(LOOKUP_THREADS + READ_THREADS + SYNC_THREADS):
+                probe = threading.Thread(target=asked.wait, daemon=True)
+                with _needing_threads():
+                    probe.start()
+                started.append(probe)
+        finally:
+            asked.set()
+            for probe in started:
+                probe.join()
+        await loop.getaddrinfo("127.0.0.1", 0)
 
     def _make_host(self, ports: Ports, disk_uuid: str, source: CheckpointSource) -> NodeHost:
         config = self._config
@@ -540,6 +558,19 @@ class ProcessMetrics:
             "process_open_fds": float(descriptors_open),
             "process_max_fds": float(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         }
+
+
+@contextmanager
+def _needing_threads() -> Iterator[None]:
+    """Raises StartError if the system gives no thread in this context."""
+    try:
+        yield
+    except RuntimeError as error:  # so Python tells it
+        limits = "of processes of the service (TasksMax), the container (pids) or the user (ulimit -u)"
+        memory = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if memory != resource.RLIM_INFINITY:  # each thread has a stack of its own
+            limits = f"of the address space (ulimit -v), now {memory >> 20} MiB, or that {limits}"
+        raise StartError(f"{error}: raise the limit {limits}", EXIT_FAILED) from None
 
 
 def _cannot_listen(name: str, address: str, error: OSError | UnicodeError) -> str:

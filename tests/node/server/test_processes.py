@@ -91,6 +91,41 @@ async def test_a_node_that_gets_no_thread_says_what_to_raise(tmp_path: Path, mon
     assert caught.value.code == process.EXIT_FAILED
 
 
+LIMITED = """
+import asyncio, resource, sys
+import uvloop
+from pathlib import Path
+from tickwheel.node.config import read_config
+from tickwheel.node.server import process
+
+async def main(mib):
+    config = read_config(None, {}, {"cluster.id": "c", "node.id": "n", "node.data_dir": sys.argv[1]})
+    node = process.NodeProcess(config)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    bytes_max = pages * resource.getpagesize() + (mib << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (bytes_max, bytes_max))
+    try:
+        await node.run()
+    except process.StartError as error:
+        print(error.code, error)
+
+uvloop.run(main(int(sys.argv[2])))
+"""
+"""A node whose address space has room for so many MiB more when it starts; each thread takes two to eight."""
+
+
+@pytest.mark.parametrize("mib", [4, 16])
+def test_a_node_without_room_for_threads_does_not_abort(tmp_path: Path, mib: int) -> None:
+    """libuv ended it by SIGABRT, without a word, when the first name was looked up."""
+    words = [sys.executable, "-c", LIMITED, str(tmp_path / "data"), str(mib)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(
+        f"{process.EXIT_FAILED} can't start new thread: raise the limit of the address space"
+    )
+    assert not (tmp_path / "data").exists(), "a node that does not start leaves no files"
+
+
 def test_a_full_disk_at_the_start_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is restarted on a full disk starts by itself once there is room, as a running one goes on by itself.
     It ended with the code for data that cannot be used, after which its service does not start it again."""
