@@ -20,8 +20,8 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from tickwheel.pipeline.plot_style import OTHERS_COLOUR, legend_beside, time_axis, topic_colours, write_page
+from tickwheel.pipeline.report_folder import write_plot
 from tickwheel.storage.events import FROM_NOW_MS, GroupChange
-from tickwheel.storage.plain_file import naming
 
 HOUR_MS = 3_600_000
 PERCENTILES = (0.5, 0.9, 0.99, 1.0)
@@ -35,6 +35,7 @@ TITLES = {
 }
 """The titles of the findings, by the names of their fields and folders."""
 LATENESS = "lateness"
+PAGE = "audit.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +391,7 @@ def report(found: Audit, folder: str | Path) -> str:
     _plot(rows, found.without_master, target / "lateness.png")
     text = "\n".join(lines)
     picture = ("lateness.png", "lateness by hour")
-    write_page(target / "audit.html", "audit", "What became of every message", text, picture)
+    write_page(target / PAGE, "audit", "What became of every message", text, picture)
     return text
 
 
@@ -441,8 +442,7 @@ def _plot(rows: Sequence[Row], without_master: Sequence[tuple[int, int, int]], p
     axes.set_ylim(bottom=min([0.0, *(row.p99_ms for row in rows)]))
     if rows:
         legend_beside(axes)
-    with naming(path):
-        figure.savefig(path, dpi=110)
+    write_plot(figure, path)
     plt.close(figure)
 
 

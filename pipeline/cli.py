@@ -335,32 +335,35 @@ def audit(
     messages were, from the events that nodes noted. Exit code 1 if a promise was broken."""
     from tickwheel.pipeline import audit as judging
     from tickwheel.pipeline.event_export import export_events
+    from tickwheel.pipeline.report_folder import InUseError, report_in
 
     if bool(directories) == (events is not None):
         raise failed("either data directories or --events must be given")
-    written = [name for name in (*judging.TITLES, judging.LATENESS) if (out / name).exists()]
+    written = [name for name in (*judging.TITLES, judging.LATENESS, judging.PAGE) if (out / name).exists()]
     if written:
         raise failed(f"{out / written[0]}: it exists already; name a new folder for each audit")
     if events is not None and not any(events.glob("*.parquet")):
         raise failed(f"{events}: there is no Parquet file in it")
-    if events is None:
-        named = {name: Path(path) for name, _, path in (item.partition("=") for item in directories or ())}
-        for name, path in named.items():
-            if not name or not (path / "events").is_dir():
-                raise failed(f"{name}={path}: there is no folder {path}/events")
-        events = out / "events"
-        if events.exists() and any(events.iterdir()):
-            raise failed(f"{events}: it is not empty; name a new folder for each audit")
-        if not export_events(named, events):
-            raise failed(NOTHING_NOTED.format(events))
-    with refusing(where=str(events)), spark.session() as session:
-        config = judging.AuditConfig(until_ms or int(time.time() * 1_000) - 10_000, early_ms)
-        found = judging.audit(session.read.parquet(str(events)), config)
-        if not found.scheduled and not found.delivered:
-            raise failed(NOTHING_NOTED.format(events))
-        print(judging.report(found, out))
-        broken = found.broken()
-    print(out / "audit.html")
+    named = {name: Path(path) for name, _, path in (item.partition("=") for item in directories or ())}
+    for name, path in named.items():
+        if not name or not (path / "events").is_dir():
+            raise failed(f"{name}={path}: there is no folder {path}/events")
+    if named and (out / "events").exists() and any((out / "events").iterdir()):
+        raise failed(f"{out / 'events'}: it is not empty; name a new folder for each audit")
+    noted = NOTHING_NOTED.format(events or ", ".join(directories or ()))
+    with refusing(InUseError, where=str(events or "the events")), report_in(out) as folder:
+        read = events or folder / "events"
+        if named and not export_events(named, read):
+            raise failed(noted)
+        with spark.session() as session:
+            config = judging.AuditConfig(until_ms or int(time.time() * 1_000) - 10_000, early_ms)
+            found = judging.audit(session.read.parquet(str(read)), config)
+            if not found.scheduled and not found.delivered:
+                raise failed(noted)
+            text = judging.report(found, folder)
+            broken = found.broken()
+    print(text)
+    print(out / judging.PAGE)
     if broken:
         said = ", ".join(f"{judging.TITLES[name]} {count:,}" for name, count in broken.items())
         print(f"a promise was broken: {said}", file=sys.stderr)

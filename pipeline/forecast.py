@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from tickwheel.pipeline.plot_style import OTHERS, OTHERS_COLOUR, legend_beside, time_axis, topic_colours, write_page
-from tickwheel.storage.plain_file import naming
+from tickwheel.pipeline.report_folder import folder_made, write_plot
 
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 DAYS_MAX = 60.0
@@ -221,7 +221,6 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
     from matplotlib import pyplot as plt
 
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(12, 8), layout="constrained")
     starts = np.unique(np.concatenate([rows[:, 0] for rows in found.hours.values()] or [np.zeros(0, np.int64)]))
     below = np.zeros(len(starts))
@@ -257,8 +256,10 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
         legend_beside(top)
     legend_beside(bottom)
     picture, page = target / "forecast.png", target / "forecast.html"
-    with naming(picture):
-        figure.savefig(picture, dpi=110)
-    plt.close(figure)
-    write_page(page, "what is coming", "What is coming", tables(found), (picture.name, "load over time"))
+    try:
+        with folder_made(target):
+            write_plot(figure, picture)
+            write_page(page, "what is coming", "What is coming", tables(found), (picture.name, "load over time"))
+    finally:
+        plt.close(figure)
     return [picture, page]

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tickwheel.storage.plain_file import naming
+from tickwheel.pipeline.report_folder import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,10 +58,9 @@ def legend_beside(axes: Axes) -> None:
 def write_page(path: Path, title: str, heading: str, text: str, picture: tuple[str, str]) -> None:
     """A page of HTML with a text, and below it a picture: its file beside the page, and what it shows."""
     file, shown = picture
-    with naming(path):
-        path.write_text(
-            f"<!doctype html><meta charset=utf-8><title>tickwheel: {title}</title>"
-            "<style>body{font:15px sans-serif;max-width:75em;margin:2em auto}img{max-width:100%}</style>"
-            f"<h1>{heading}</h1><pre>{escape(text, quote=False)}</pre><img src={file} alt='{shown}'>\n",
-            encoding="utf-8",
-        )
+    page = (
+        f"<!doctype html><meta charset=utf-8><title>tickwheel: {title}</title>"
+        "<style>body{font:15px sans-serif;max-width:75em;margin:2em auto}img{max-width:100%}</style>"
+        f"<h1>{heading}</h1><pre>{escape(text, quote=False)}</pre><img src={file} alt='{shown}'>\n"
+    )
+    write_whole(path, page.encode())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from typer.testing import CliRunner
 
 from tests.node.core.schedule.test_pending import ask, core_of, schedule
 from tests.node.core.trio import World
+from tests.pipeline.full_disk import full_disk
 from tickwheel.client.errors import RequestRefused
 from tickwheel.client.pulling import handle_of
 from tickwheel.node.core.config import CoreConfig
@@ -29,10 +32,11 @@ from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.pipeline import audit as judging
-from tickwheel.pipeline.audit import Audit, AuditConfig, audit, report
+from tickwheel.pipeline.audit import TITLES, Audit, AuditConfig, audit, report
 from tickwheel.pipeline.cli import app
 from tickwheel.pipeline.event_export import export_events
 from tickwheel.pipeline.plot_style import COLOURS
+from tickwheel.pipeline.report_folder import UNFINISHED, InUseError, report_in
 from tickwheel.proto import consumer_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import (
     CreateGroupRequest,
@@ -262,6 +266,39 @@ def test_an_audit_of_nothing_is_no_good_one(spark: SparkSession, tmp_path: Path)
     (tmp_path / "n" / "events").mkdir(parents=True)
     done = CliRunner().invoke(app, ["audit", f"n={tmp_path / 'n'}", "--out", str(tmp_path / "out")])
     assert done.exit_code == 1 and "these events name no message" in f"{done.output}{done.exception}"
+
+
+def test_an_audit_that_failed_can_be_run_again(spark: SparkSession, tmp_path: Path) -> None:
+    """It was refused, since the folder was not empty: at first because of the events, later because of findings."""
+    (tmp_path / "n" / "events").mkdir(parents=True)
+    note = record(EventKind.DELIVERED, [(HOUR << 32, START_MS, 1)], START_MS, "t", "g", "c", term=1)
+    (tmp_path / "n" / "events" / "0.events").write_bytes(note)
+    out = tmp_path / "new" / "out"
+    words = ["audit", f"n={tmp_path / 'n'}", "--out", str(out)]
+    with full_disk(100):
+        full = CliRunner().invoke(app, words)
+    assert isinstance(full.exception, OSError) and not out.parent.exists()
+    with pytest.MonkeyPatch.context() as failing:
+        failing.setattr(judging, "_plot", Mock(side_effect=OSError(errno.ENOSPC, "full", "x.png")))
+        late = CliRunner().invoke(app, words)
+    assert isinstance(late.exception, OSError) and not out.parent.exists()
+    (out / UNFINISHED / "lost").mkdir(parents=True)
+    (out / UNFINISHED / "audit.html").write_text("half", encoding="utf-8")  # by a run that was killed
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in out.iterdir()} == {"events", "lateness", "lateness.png", "audit.html", *TITLES}
+    again = CliRunner().invoke(app, words)
+    assert "it exists already; name a new folder" in str(again.exception)
+
+
+def test_two_audits_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    """The second is refused and leaves the first one's files alone."""
+    with report_in(tmp_path / "out") as folder:
+        (folder / "lost").mkdir()
+        with pytest.raises(InUseError, match="another command"), report_in(tmp_path / "out"):
+            pass
+        assert (folder / "lost").is_dir()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["lost"]
 
 
 def test_lines_of_many_topics_look_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

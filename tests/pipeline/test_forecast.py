@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
+from tests.pipeline.full_disk import full_disk
 from tickwheel.pipeline.forecast import (
     Forecast,
     ForecastConfig,
@@ -119,6 +120,21 @@ def test_bars_of_many_topics_look_different(tmp_path: Path, monkeypatch: pytest.
     assert drawn[0].axes[0].get_xlim()[0] == pytest.approx(START_MS / 86_400_000, abs=1)
     total = sum(bar.get_height() for handle in handles for bar in handle)
     assert total == sum(int(rows[:, 1].sum()) for rows in hours.values())
+
+
+def test_a_forecast_that_finds_no_room_leaves_what_was_there(tmp_path: Path) -> None:
+    """It cut off the plot of an earlier forecast, and left half of its own, or an empty folder."""
+    rows = {"t": seconds_of({0: 1})}
+    config = ForecastConfig(START_MS, capacity=10_000)
+    found = Forecast(config, 1, seconds_of({0: 1}), rows, rows, hot=[], hot_count=0, window_s=0, backlog_s=0.0)
+    with full_disk(100), pytest.raises(OSError, match=r"forecast\.png"):
+        plots(found, tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
+    before = {path: path.read_bytes() for path in plots(found, tmp_path / "out")}
+    for bytes_max in (100, len(before[tmp_path / "out" / "forecast.html"]) - 1):
+        with full_disk(bytes_max), pytest.raises(OSError):
+            plots(found, tmp_path / "out")
+        assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
 def test_what_cannot_be_looked_at_is_named(spark: SparkSession) -> None:

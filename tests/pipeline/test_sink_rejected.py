@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from tests.pipeline.full_disk import full_disk
 from tests.pipeline.running import RunningCluster
 from tickwheel.client.staging import StagedState
 from tickwheel.pipeline import sink_rejected
@@ -21,17 +19,6 @@ from tickwheel.pipeline.sink import OPTIONS, RejectedRowsError, Run, StagedMessa
 from tickwheel.pipeline.sink_rejected import TEMPORARY, RejectedFile, publish
 
 ROWS = pa.RecordBatch.from_pylist([{"due_ms": 1, "reason": "x"}])
-
-
-@contextmanager
-def full_disk(bytes_max: int) -> Iterator[None]:
-    """No file grows beyond so many bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def staged(cluster: RunningCluster, folder: Path, job_id: str) -> tuple[Run, StagedMessage]:
