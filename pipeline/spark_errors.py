@@ -17,6 +17,10 @@ _FILE = re.compile(r"^\w+Error: \[Errno \d+\] (.+): '(.+)'$", re.MULTILINE)
 """The last line of a traceback that ends with an error of the system: what happened, and to which file."""
 _WORKER = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
 """A traceback of Python; its last line says what happened."""
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|File too large")
+_WRITTEN = re.compile(r"writing rows to (?:file:)?(.+)\. SQLSTATE")
+_LOCAL = re.compile(r"org\.apache\.spark\.(storage|shuffle|io|memory|broadcast|unsafe|util\.collection)\.")
+"""Parts of Spark that write to its local folders."""
 
 
 def reason_of(error: PySparkException | Py4JJavaError, where: str = "") -> str:
@@ -24,7 +28,14 @@ def reason_of(error: PySparkException | Py4JJavaError, where: str = "") -> str:
     only announces a traceback. `where` begins the text, unless a file is named."""
     from py4j.protocol import Py4JJavaError
 
-    text = _java_text(error.java_exception) if isinstance(error, Py4JJavaError) else str(error).strip()
+    if isinstance(error, Py4JJavaError):
+        causes = list(_causes(error.java_exception))
+        text = str(causes[-1].toString()).strip()
+        if full := _NO_ROOM.search(text):
+            where = _full_place(causes) or where
+            return f"{where}: {full[0]}" if where else full[0]
+    else:
+        text = str(error).strip()
     if not _OWN.search(text) and (found := _FILE.findall(text)):
         why, path = found[-1]
         return f"{path}: {why}"  # not `where`: it is often another file
@@ -32,11 +43,20 @@ def reason_of(error: PySparkException | Py4JJavaError, where: str = "") -> str:
     return ": ".join([where, *why] if where else why)
 
 
-def _java_text(error: Any) -> str:
-    """What Java says about an error that PySpark does not translate: of its causes the first, which names the fault."""
-    while error.getCause() is not None:
+def _causes(error: Any) -> Iterator[Any]:
+    """A Java error that PySpark does not translate and its causes, of which the last names the fault."""
+    while error is not None:
+        yield error
         error = error.getCause()
-    return str(error.toString()).strip()
+
+
+def _full_place(causes: list[Any]) -> str:
+    """Which disk is full: Java does not say. Empty if that cannot be told."""
+    for error in causes:
+        if found := _WRITTEN.search(str(error.toString())):
+            return found[1]
+    frames = [str(frame.getClassName()) for frame in causes[-1].getStackTrace()]
+    return "Spark's local folder (SPARK_LOCAL_DIRS or /tmp)" if any(map(_LOCAL.match, frames)) else ""
 
 
 @contextmanager

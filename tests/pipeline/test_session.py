@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 
 from tickwheel.pipeline import options, sink, source_pending, source_stream, spark_classes
 from tickwheel.pipeline.session import NoJavaError, class_options, find_java, java_classes
@@ -55,6 +58,27 @@ def test_an_error_of_a_worker_says_what_happened_there(spark: SparkSession) -> N
         spark.range(1).mapInArrow(fails, "id long").collect()
     told = reason_of(caught.value, "in.parquet")
     assert told == "/proc/self/no-such-file: No such file or directory", "the input is not at fault"
+
+
+def test_an_error_of_a_full_disk_names_what_was_written(spark: SparkSession, tmp_path: Path) -> None:
+    """Java does not say where. The input was named, or the cluster, if Spark's local folder was full."""
+    rows = spark.range(0, 20_000, 1, 2).select(functions.expr("uuid()").alias("x"))
+    rows.write.parquet(str(tmp_path / "before"))  # loads libraries, which Java copies to a file first
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    java = gateway.proc.pid
+    limits = resource.prlimit(java, resource.RLIMIT_FSIZE)
+    resource.prlimit(java, resource.RLIMIT_FSIZE, (10_000, limits[1]))  # fails where a full disk does
+    try:
+        with pytest.raises(Py4JJavaError) as local:
+            rows.groupBy("x").count().collect()
+        with pytest.raises(Py4JJavaError) as written:
+            rows.write.parquet(str(tmp_path / "out"))
+    finally:
+        resource.prlimit(java, resource.RLIMIT_FSIZE, limits)
+    told = reason_of(local.value, "in.parquet")
+    assert told == "Spark's local folder (SPARK_LOCAL_DIRS or /tmp): File too large"
+    assert reason_of(written.value, "in.parquet") == f"{tmp_path / 'out'}: File too large"
 
 
 def test_without_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
