@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +106,17 @@ class EndingPages(uvicorn.Server):
         await self._sessions.close()
         await super().shutdown(sockets)
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Of uvicorn: takes the signals that end the server. Its own version raises them again at the end: the second
+        of two left the loop as a KeyboardInterrupt before threads had been told to end, and the process hung."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
 
 async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT, SIGTERM or a cancellation; calls `ready` with the address of the first page.
@@ -131,6 +144,7 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
             # A browser without a certificate gets the login by token.
             ssl_cert_reqs=ssl.CERT_NONE if serving.client_ca is None else ssl.CERT_OPTIONAL,
             proxy_headers=False,
+            lifespan="off",  # a second signal would cut it off, with a traceback; the sessions are closed below
         )
         told.load()
         if told.ssl is not None:
@@ -145,3 +159,5 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
             server.should_exit = True
             await running
             raise
+        finally:
+            await sessions.close()

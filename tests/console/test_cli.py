@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,34 @@ def test_every_command_of_the_document_starts(tmp_path: Path) -> None:
         process.terminate()
         process.communicate(timeout=60)
         assert re.search(r"https?://\S+:\d+", said), (options, said)
+
+
+def test_a_second_signal_neither_hangs_nor_fails() -> None:
+    """The second Ctrl-C left threads that nobody ended, and the process stayed."""
+    console = subprocess.Popen(
+        [sys.executable, "-m", "tickwheel.node.cli.main", "console", "--bind", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with console:
+        assert console.stdout is not None
+        url = console.stdout.readline().split()[2].rstrip(",")
+        with urllib.request.urlopen(url, timeout=30):  # its files are read by a thread
+            pass
+        console.send_signal(signal.SIGINT)
+        while console.poll() is None and _pends(console.pid, signal.SIGINT):
+            pass
+        console.send_signal(signal.SIGINT)
+        try:
+            _, told = console.communicate(timeout=30)
+        finally:
+            console.kill()
+    assert console.returncode in (0, -signal.SIGINT) and not told  # the second may come when all is over
+
+
+def _pends(process_id: int, number: int) -> bool:
+    """Whether the process has not taken this signal yet: the next one would be lost."""
+    lines = Path(f"/proc/{process_id}/status").read_text(encoding="ascii").splitlines()
+    [pending] = [line.split()[1] for line in lines if line.startswith("ShdPnd:")]
+    return bool(int(pending, 16) >> (number - 1) & 1)
