@@ -27,6 +27,10 @@ app = MadeCommands(
 )
 
 TIMEOUT_S = 15.0
+JAVA_ENDED = (
+    "Spark's Java process has ended before the work was done: it was killed, by a user or by the system for want of "
+    "memory, or it crashed (hs_err_pid*.log). Run the same command again"
+)
 
 
 def failed(text: str) -> RequestRefused:
@@ -61,19 +65,26 @@ class SparkOptions:
     @contextmanager
     def session(self, *, quick: bool = False) -> Iterator[SparkSession]:
         """A session, which is stopped at the end unless this process had it before."""
+        from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
-        from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session
+        from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session, java_has_ended
 
         ours = SparkSession.getActiveSession() is None
         try:
             session = build_session(SessionConfig(master=self.master, driver_memory=self.memory, quick=quick))
         except NoJavaError as error:
             raise failed(str(error)) from None
+        except PySparkException as error:
+            raise failed(reason_of(error, "Spark did not start")) from None
         try:
             yield session
+        except Exception as error:
+            if java_has_ended(error):
+                raise failed(JAVA_ENDED) from None
+            raise
         finally:
-            if ours:
+            if ours and not java_has_ended():
                 session.stop()
 
 

@@ -25,6 +25,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 JAVA_VERSION_MIN = 17
+JAVA_END_S = 2.0
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options with which the JVM starts in half the time but runs long jobs more slowly: for tests and short commands."""
 
@@ -164,6 +165,19 @@ def build_session(config: SessionConfig | None = None) -> SparkSession:
         builder = builder.config(name, value)
     with _without_noise() if config.quiet and SparkContext._gateway is None else nullcontext():
         return builder.getOrCreate()
+
+
+def java_has_ended(error: Exception | None = None) -> bool:
+    """Whether Java, which this process has started, has ended, as far as that can be the cause of `error`."""
+    from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None or isinstance(error, Py4JJavaError):  # that is an answer of Java
+        return False
+    if isinstance(error, (Py4JNetworkError, ConnectionError, EOFError)):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(JAVA_END_S)  # it may have closed its connections and not be gone
+    return process.poll() is not None
 
 
 @contextmanager

@@ -81,6 +81,27 @@ def test_an_error_of_a_full_disk_names_what_was_written(spark: SparkSession, tmp
     assert reason_of(written.value, "in.parquet") == f"{tmp_path / 'out'}: File too large"
 
 
+KILLED = """
+import sys
+from pyspark import SparkContext
+from tickwheel.client.errors import RequestRefused
+from tickwheel.pipeline.cli_app import SparkOptions
+
+try:
+    with SparkOptions("local[1]").session(quick=True) as spark:
+        SparkContext._gateway.proc.kill()
+        spark.range(1).count()
+except RequestRefused as error:
+    print(error)
+"""
+
+
+def test_a_command_whose_java_was_killed_says_so() -> None:
+    """It ended with `Connection refused`: so ended the attempt to stop Spark."""
+    ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.startswith("Spark's Java process has ended before the work was done"), ended
+
+
 def test_without_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's own words for it would be a traceback of its launcher."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
