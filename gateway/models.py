@@ -184,8 +184,8 @@ class Scheduled(Model):
     topic: str
     due: datetime
     due_ms: int
-    level: int = 0
-    delay_ms: int = 0
+    level: int = Field(0, description="The delay level that was applied; 0 if none was asked for.")
+    delay_ms: int = Field(0, description="The delay of that level; 0 without a level, also if `delay` was asked for.")
     key_outcome: KeyOutcome = KeyOutcome.FREE
 
 

@@ -50,6 +50,7 @@ def freeze(
 ) -> None:
     """Put rows due far ahead into the cold tier and give them ids. A repeat continues; nothing is stored twice."""
     from tickwheel.client.cold import ColdJob
+    from tickwheel.client.errors import TickwheelError
     from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
     from tickwheel.pipeline.cold_store import IDS, NEAR, REJECTED, ColdError, ColdStore
     from tickwheel.pipeline.inputs import InputError, read_parquet
@@ -73,7 +74,11 @@ def freeze(
 
     async def go() -> ColdJob | None:
         async with clients() as client:
-            return await register(client, folder, written)
+            try:
+                return await register(client, folder, written)
+            except TickwheelError as error:
+                text = f"{error}. Job {job} is written to {store.folder}: the same command registers it"
+                raise type(error)(text, error.reason, error.metadata) from error
 
     known = _run(go())
     again = " (known before)" if known is not None and known.repeated else ""

@@ -68,7 +68,8 @@ class ConsumerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """One batch for callers without a stream; waits up to wait_ms for the first message.
+        """One batch for callers without a stream; waits up to wait_ms for the first message. A caller that cancels takes no
+        message along; once the answer is under way, its messages come again when their leases end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,9 @@ class ConsumerStub:
     than it has credits; each delivered message takes one.
     """
     Pull: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.PullRequest, _consumer_pb2.DeliverBatch]
-    """One batch for callers without a stream; waits up to wait_ms for the first message."""
+    """One batch for callers without a stream; waits up to wait_ms for the first message. A caller that cancels takes no
+    message along; once the answer is under way, its messages come again when their leases end.
+    """
     Settle: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.SettleBatch, _consumer_pb2.SettleReceipt]
     """Settles messages that Pull returned."""
     Extend: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ExtendBatch, _consumer_pb2.ExtendReceipt]
@@ -50,7 +52,9 @@ class ConsumerAsyncStub(ConsumerStub):
     than it has credits; each delivered message takes one.
     """
     Pull: _aio.UnaryUnaryMultiCallable[_consumer_pb2.PullRequest, _consumer_pb2.DeliverBatch]  # type: ignore[assignment]
-    """One batch for callers without a stream; waits up to wait_ms for the first message."""
+    """One batch for callers without a stream; waits up to wait_ms for the first message. A caller that cancels takes no
+    message along; once the answer is under way, its messages come again when their leases end.
+    """
     Settle: _aio.UnaryUnaryMultiCallable[_consumer_pb2.SettleBatch, _consumer_pb2.SettleReceipt]  # type: ignore[assignment]
     """Settles messages that Pull returned."""
     Extend: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ExtendBatch, _consumer_pb2.ExtendReceipt]  # type: ignore[assignment]
@@ -73,7 +77,9 @@ class ConsumerServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.PullRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.DeliverBatch, _abc.Awaitable[_consumer_pb2.DeliverBatch]]:
-        """One batch for callers without a stream; waits up to wait_ms for the first message."""
+        """One batch for callers without a stream; waits up to wait_ms for the first message. A caller that cancels takes no
+        message along; once the answer is under way, its messages come again when their leases end.
+        """
 
     @_abc_1.abstractmethod
     def Settle(

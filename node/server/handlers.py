@@ -489,7 +489,8 @@ async def delete_group(
 
 
 async def pull(node: Node, request: consumer_pb2.PullRequest, caller: Caller) -> consumer_pb2.DeliverBatch:
-    """Pull a batch. A caller that goes away meanwhile takes no message along."""
+    """Pull a batch. A caller that goes away meanwhile takes no message along, unless the answer is under way: what it
+    holds comes again when its lease ends."""
     waits = PullCaller()
     try:
         return await node.calls.answer(lambda core: core.parts.consumers.pull(request, caller.actor, waits))

@@ -103,7 +103,8 @@ def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
     nowhere = f"127.0.0.1:{free_ports(1)[0]}"
     failed = CliRunner().invoke(app, [*freeze, "--addresses", nowhere, "--timeout-s", "0.5"])
     assert nowhere in str(failed.exception) and not list(tmp_path.glob("cold tier/day=*"))
-    assert "admin" in run(*freeze, options=secured)
+    refused = run(*freeze, options=secured)
+    assert "admin" in refused and f"written to {tmp_path}/cold tier: the same command registers it" in refused
     assert "60 messages" in run(*freeze)
     assert "known before" in run(*freeze)
 
