@@ -22,6 +22,8 @@ from tickwheel.node.cli.commands import Root
 from tickwheel.node.cli.contexts import ContextError, choose, known_names
 from tickwheel.node.cli.interrupts import EXIT_INTERRUPTED
 
+NO_THREAD = "can't start new thread"
+"""So Python tells that the system gave none."""
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNKNOWN, EXIT_PERMISSION = 1, 2, 3, 4, 5
 
 USAGE_ERROR: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -100,6 +102,10 @@ def _told(error: Exception, named: str) -> int:
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename is not None else ""
         fail(f"{place}{error.strerror or error}", "SYSTEM", {})
+        return EXIT_FAILED
+    if isinstance(error, MemoryError) or str(error) == NO_THREAD:
+        limits = "the limits of memory and of processes (ulimit -v, ulimit -u, or those of the container)"
+        fail(f"{str(error) or 'no memory'}: raise {limits}", "SYSTEM", {})
         return EXIT_FAILED
     raise error
 

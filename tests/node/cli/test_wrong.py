@@ -206,6 +206,13 @@ def test_a_node_that_is_not_there_is_named_with_the_reason(
     assert f"no node can be reached: {address}: connection refused" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_want_of_threads_or_memory_is_told_in_a_line(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    """A command in a small container ended with a traceback."""
+    assert cli._told(error, "status") == cli.EXIT_FAILED
+    assert f"{str(error) or 'no memory'}: raise the limits of memory and of processes" in capsys.readouterr().err
+
+
 def test_the_log_of_a_node_that_ended_is_told_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Below the error, and unable to forge one."""
     options.use_json(False)
