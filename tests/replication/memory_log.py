@@ -120,7 +120,7 @@ class MemoryLog:
         if self.running:
             self._listener.role_changed(self.status())
 
-    def tick(self) -> int:
+    def tick(self, asked_ns: int | None = None) -> int:
         cluster = self._cluster
         while self.running and self.applied < cluster.commit_index and self._listener.may_apply():
             term, command = cluster.entries[self.applied]
