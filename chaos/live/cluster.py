@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -77,6 +78,7 @@ class ChaosCluster(LocalCluster):
             return super().command(node)
         command = [sys.executable, "-m", "tickwheel.chaos.live.node_start"]
         command += ["--config", str(node.config_file), "--knobs", str(self._knob_file(node))]
+        command += ["--parent", str(os.getpid())]
         if self._switch is not None:
             command += ["--namespace", self._switch.namespaces[node.node_id].path]
         return command

@@ -1,4 +1,5 @@
-"""`python -m tickwheel.chaos.live.node_start --config FILE --knobs FILE`: a node whose clock and disk can be spoilt.
+"""`python -m tickwheel.chaos.live.node_start --config FILE --knobs FILE --parent PID`: a node whose clock and disk can
+be spoilt.
 
 The node's own process, with two of its ports replaced before it begins: the clock (offset and rate come from the
 knobs) and the system calls of the disk port. The node itself has no switch for any of this: it is this module that a
@@ -173,12 +174,12 @@ class SpoiltSystem:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def end_with_parent() -> None:
-    """The kernel kills this process when the one that started it has ended (Linux)."""
+def end_with_parent(parent: int) -> None:
+    """The kernel kills this process when the one that started it has ended (Linux). `parent`: that one's id, by its own
+    word: it may have ended while this process still imported."""
     if sys.platform == "linux":
-        parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended in between
+        if os.getppid() != parent:
             raise SystemExit(1)
 
 
@@ -187,9 +188,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A node under wrong clocks and bad disks; for chaos runs only.")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--knobs", type=Path, required=True)
+    parser.add_argument("--parent", type=int, required=True, help="The process without which the node ends.")
     parser.add_argument("--namespace", help="A file that stands for the network namespace to live in.")
     options = parser.parse_args()
-    end_with_parent()
+    end_with_parent(options.parent)
     if options.namespace:
         enter(options.namespace)
     try:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -172,6 +173,7 @@ class Supervisor:
         command += ["--directory", str(self._directory), "--anchor", repr(self._time.anchor_ms)]
         command += ["--seed", str(self._options.seed), "--rate", repr(self._options.rate)]
         command += ["--ahead-ms", str(self._options.ahead_ms)]
+        command += ["--parent", str(os.getpid())]
         self._load = _begin_process(command, self._directory / "workload.log")
         end = asyncio.get_running_loop().time() + LOAD_S
         while not read_json(self._directory / "progress.json").get("got"):

@@ -1,9 +1,9 @@
 """The load of a run, a process of its own: schedules, cancels, moves, repeats, and consumers that settle or do not.
 
 `python -m tickwheel.chaos.live.workload --addresses A,B --directory DIR --anchor MS --seed N --rate R
---ahead-ms MS`. Uses the public client only and writes down what it did and saw; judges nothing. SIGTERM: schedule no
-more, consume until all that is known to be scheduled has come to both groups or DRAIN_S went by in which little of it
-came, then end. A second SIGTERM: end at once.
+--ahead-ms MS --parent PID`. Uses the public client only and writes down what it did and saw; judges nothing.
+SIGTERM: schedule no more, consume until all that is known to be scheduled has come to both groups or DRAIN_S went by in
+which little of it came, then end. A second SIGTERM: end at once.
 
 A message is named by its uid, which its payload carries; the payload can be made from the uid again, so a consumer
 sees whether it is what was sent. Records (times in ms; `b` names one request):
@@ -334,8 +334,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--ahead-ms", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
-    end_with_parent()
+    end_with_parent(options.parent)
     uvloop.run(_main(options))
     return 0
 

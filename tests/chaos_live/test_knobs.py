@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -168,3 +170,11 @@ async def test_a_knob_counts_as_turned_when_the_process_has_read_it(tmp_path: Pa
         cluster.start_node(node)
         assert not await cluster.has_read(node, turn, 0.0)
         assert await cluster.has_read(node, turn, SOON_S)
+
+
+def test_a_node_whose_supervisor_has_ended_before_does_not_start(tmp_path: Path) -> None:
+    """It took the process that had adopted it for the one to end with, and stayed for ever."""
+    files = ["--config", str(tmp_path / "none.toml"), "--knobs", str(tmp_path / "knobs.json")]
+    command = [sys.executable, "-m", "tickwheel.chaos.live.node_start", *files, "--parent"]
+    codes = [subprocess.run([*command, str(parent)], check=False).returncode for parent in (os.getppid(), os.getpid())]
+    assert codes == [1, 2], "the second comes as far as its configuration, which is not there"
