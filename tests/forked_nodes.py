@@ -140,6 +140,8 @@ class Forking:
     def begin(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> Forked:
         """Start a node."""
         _, _, module, *arguments = command
+        if "--parent" in arguments:  # without which the node ends: that is not this process, but the one that forks
+            arguments[arguments.index("--parent") + 1] = str(self._process.pid)
         asked = {
             "module": module, "arguments": arguments, "environment": dict(environment), "folder": os.getcwd(),  # noqa: PTH109
         }  # fmt: skip
