@@ -147,11 +147,11 @@ def test_a_tick_that_applies_at_its_end_goes_no_further(monkeypatch: pytest.Monk
     break_apply(monkeypatch, master)
     tick, calls = core.log.tick, list[int]()
 
-    def second_fails() -> int:
+    def second_fails(asked_ns: int | None = None) -> int:
         calls.append(1)
         if len(calls) == 2:
             core.serving.stuck = "log entry 9 could not be applied"
-        return tick()
+        return tick(asked_ns)
 
     monkeypatch.setattr(core.log, "tick", second_fails)
     core.tick()
