@@ -117,7 +117,9 @@ class Producers:
 
     def _note_delays(self, machine: Machine, uids: tuple[int, ...]) -> None:
         if uids and isinstance(machine.process, CoreProcess):
-            error_ms = machine.process.host.core.clock.error_ns() / MS
+            clock = machine.process.host.core.clock
+            # Gaps that nobody has confirmed are in the error, and no delay may be short by them.
+            error_ms = max(0.0, clock.error_ns() / MS - clock.unconfirmed_ms)
             self._history.note(DelayCounted, machine.name, uids, error_ms)
 
     def _timed_out(self, producer: _Producer, sequence: int, attempt: int) -> None:
