@@ -20,7 +20,7 @@ from tickwheel.client.copies import BackupChunk, BackupOrigin, HeldFile
 from tickwheel.client.moments import moment_of, ms_of
 from tickwheel.node.core.checkpoint import in_checkpoint
 from tickwheel.node.server.identity import UNFINISHED_RESTORE
-from tickwheel.storage.disk import LOCK_NAME, DirectoryInUseError, DiskError, parent_of
+from tickwheel.storage.disk import LOCK_NAME, DirectoryInUseError, DiskError, DiskFullError, parent_of
 from tickwheel.storage.local import LocalDisk
 from tickwheel.storage.partial_copy import CopyError, PartialCopy
 from tickwheel.storage.plain_file import ASIDE_SUFFIX, fsync_directory, replace_file
@@ -263,8 +263,8 @@ def restore_backup(
     """Copy the files into an empty directory, check them and `prepare` them there. Returns (files, bytes).
 
     The directory has the file UNFINISHED_RESTORE until everything is on stable storage; no node starts on it before. A
-    restore that was killed starts over; one that failed leaves the directory empty. Raises BackupError and the errors
-    of `prepare`.
+    restore that was killed starts over; one that failed leaves the directory empty. Raises BackupError, DiskFullError
+    and the errors of `prepare`.
     """
     files: dict[str, dict[str, int]] = _listed(source)["files"]
     try:
@@ -275,6 +275,8 @@ def restore_backup(
         try:
             _empty(disk)
             copied = _copied(source, files, disk, progress)
+        except DiskFullError:
+            raise
         except DiskError as error:
             raise BackupError(f"{data_dir}: {error}") from error
         prepare(disk)

@@ -251,6 +251,21 @@ def test_a_full_disk_leaves_what_fitted(tmp_path: Path, monkeypatch: pytest.Monk
     assert restored(copy, tmp_path / "data") == FILES
 
 
+def test_a_restore_to_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command then says to make room, and not what a backup needs; once there is room, it succeeds."""
+    copy, data = tmp_path / "copy", tmp_path / "data"
+    whole(copy)
+
+    def full(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", full)
+        with pytest.raises(DiskFullError, match="No space left"):
+            restored(copy, data)
+    assert restored(copy, data) == FILES
+
+
 def test_a_mark_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """Of another version, or spoilt: nothing is guessed."""
     for number, (text, said) in enumerate((("{", UNFINISHED_NAME), (json.dumps({"version": 9, "cluster": ""}), "9"))):
