@@ -37,7 +37,8 @@ from tickwheel.storage.disk import (
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
 _ADVICE = {
-    errno.EROFS: "; mount the file system writable and start the node again",
+    errno.EROFS: "; mount the file system writable",
+    errno.EACCES: "; a node's files belong to the user that it runs as",
     errno.EFBIG: "; raise the limit of file sizes of the process (ulimit -f, LimitFSIZE), or use another file system",
     errno.EIO: "; the disk is failing: look at the system's log (dmesg)",
 }

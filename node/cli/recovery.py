@@ -165,17 +165,20 @@ def rebuild(config: Annotated[Path, typer.Option("--config", "-c", help="TOML fi
 def _stopped_node(path: Path) -> Iterator[LocalDisk]:
     """The directory of a stopped node, locked. Raises typer.Exit if there is none, IdentityError, DiskError."""
     from tickwheel.node.server.identity import check_restored
-    from tickwheel.storage.disk import DirectoryInUseError
+    from tickwheel.storage.disk import DirectoryInUseError, DiskError
     from tickwheel.storage.local import LocalDisk
 
     if not path.is_dir():
         fail(f"{path} is not a directory; nothing was changed", "NO_DATA", {})
         raise typer.Exit(1)
-    disk = LocalDisk(path)
     try:
+        disk = LocalDisk(path)
         disk.lock()
     except DirectoryInUseError:
         raise DirectoryInUseError(f"a node is running on {path}: stop it first; nothing was changed") from None
+    except DiskError as error:
+        fail(f"{error}. Nothing was changed", "SYSTEM", {})
+        raise typer.Exit(1) from None
     try:
         check_restored(disk, str(path))
         yield disk

@@ -76,7 +76,7 @@ def test_a_read_only_file_system_is_named_with_what_to_do(tmp_path: Path, monkey
     file = LocalDisk(tmp_path).open("f", create=True)
     monkeypatch.setattr(os, "pwritev", refused)
     monkeypatch.setattr(os, "ftruncate", refused)
-    with pytest.raises(DiskError, match=r"cannot append to 'f': Read-only file system; mount .* and start the node"):
+    with pytest.raises(DiskError, match=r"cannot append to 'f': Read-only file system; mount .* writable$"):
         file.append(b"x")
 
 

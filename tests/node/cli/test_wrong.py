@@ -236,3 +236,16 @@ def test_a_directory_that_cannot_be_locked_is_not_called_in_use(
     assert cli.run([*words, "--config", str(config)]) in (1, 3)
     told = " ".join(capsys.readouterr().err.split())
     assert "cannot open the lock of" in told and "Is a directory" in told and "is running" not in told
+
+
+@pytest.mark.parametrize("command", ["rebuild", "recover"])
+def test_a_directory_that_cannot_be_locked_is_not_called_damaged(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be another user's, or mounted read-only: nothing is known of its data."""
+    data, config = tmp_path / "data", tmp_path / "node.toml"
+    (data / LOCK_NAME).mkdir(parents=True)
+    config.write_text(f"[cluster]\nid = 'c'\n[node]\nid = 'n'\ndata_dir = '{data}'\n")
+    assert cli.run([command, "--config", str(config)]) == cli.EXIT_FAILED
+    told = capsys.readouterr().err
+    assert "cannot open the lock" in told and "Nothing was changed" in told and "damaged" not in told
