@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -116,6 +116,20 @@ def free_ports(count: int) -> list[int]:
     finally:
         for item in sockets:
             item.close()
+
+
+def _processes_with(files: Collection[Path]) -> list[int]:
+    """Ids of processes that were started with one of these files as an argument. Of other users' only what the system
+    shows."""
+    found: list[int] = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            folder = (place / "cwd").readlink()
+            words = (place / "cmdline").read_bytes().split(b"\0")
+            named = (folder / os.fsdecode(word) for word in words if word.endswith(CONFIG_NAME.encode()))
+            if any(path.resolve() in files for path in named):
+                found.append(int(place.name))
+    return sorted(found)
 
 
 def begin(command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -283,9 +297,13 @@ class LocalCluster:
                         item.listen()
                     except (OSError, ValueError, OverflowError) as error:
                         why = error.strerror if isinstance(error, OSError) else error
+                        advice = "is another cluster running? Stop it, or take other ports (--port, with a new --data)"
+                        left = [] if only else _processes_with({item.config_file.resolve() for item in self.nodes})
+                        if left:
+                            advice = "nodes of this directory still run, since the command that started them was "
+                            advice += f"killed. Stop them: kill {' '.join(map(str, left))}"
                         raise LocalClusterError(
-                            f"port {port} cannot be used for {purpose} of {node.node_id} ({address}: {why}): is "
-                            "another cluster running? Stop it, or take other ports (--port, with a new --data)"
+                            f"port {port} cannot be used for {purpose} of {node.node_id} ({address}: {why}): {advice}"
                         ) from None
 
     # -- processes

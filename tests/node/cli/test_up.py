@@ -81,7 +81,8 @@ def test_a_running_cluster_keeps_data_and_ports(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
         assert "a node is running on" in refused(tmp_path / "data", "--fresh")
-        assert "cannot be used" in refused(tmp_path / "data")
+        told = json.loads(refused(tmp_path / "data"))["error"]
+        assert told.endswith(f"was killed. Stop them: kill {nodes[0]['pid']}"), told
     finally:
         os.kill(nodes[0]["pid"], signal.SIGKILL)
     assert (tmp_path / "data" / "n1" / "data" / "identity").exists()
