@@ -11,6 +11,7 @@ on. Only deliveries are lost for good: they are in no log.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any, Protocol
@@ -127,6 +128,8 @@ class Events(Part):
         self._searches: list[Callable[[], None]] = []
         """Starts searches that wait for the next write, or for the end of the one under way."""
         self._writing = False
+        self._appending = threading.Lock()
+        """Held by the worker that writes; only at the end of a node can there be two."""
         self._write_at_ms = 0
         self._left_out = 0
         self.lost = 0
@@ -370,9 +373,10 @@ class Events(Part):
         """The log ends at `index` at a start: what was noted beyond it is noted again."""
         self.noted_to = min(self.noted_to, index)
 
-    def flush(self) -> None:
-        """Start a write of the queued records, unless one is under way. Searches that wait follow it."""
-        if self._writing:
+    def flush(self, *, last: bool = False) -> None:
+        """Start a write of the queued records, unless one is under way. Searches that wait follow it. `last`: the node
+        stops, so the write follows one under way at once."""
+        if self._writing and not last:
             return
         searches, self._searches = self._searches, []
         if not self._queue:
@@ -408,7 +412,8 @@ class Events(Part):
             if left_out and records:
                 count = min(left_out, LOST_MAX)
                 records.append(EventRecords(EventKind.LOST, records[-1].at_ms, parts=[(0, count, ())]))
-            return self._writer.append(records) if records else 0
+            with self._appending:
+                return self._writer.append(records) if records else 0
 
         return work
 

@@ -201,6 +201,29 @@ def test_a_trace_waits_for_the_write_under_way(monkeypatch: pytest.MonkeyPatch) 
     assert [kinds(answer) for [answer] in answers] == [["SCHEDULED"], ["SCHEDULED"]]
 
 
+def test_a_node_that_stops_writes_what_waits_behind_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit of what stopped nodes have noted missed it: it called messages lost that had been delivered."""
+    world = noting()
+    master = world.master()
+    assert master is not None and master.host is not None
+    core, works = master.host.core, list[Callable[[], int]]()
+    submit = master.submit
+
+    def held(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        if work.__qualname__.startswith("Events."):
+            works.append(work)
+        else:
+            submit(work, done)
+
+    monkeypatch.setattr(master, "submit", held)
+    schedule(world, [("t", HOUR_MS, "k", [])])
+    world.run_until(lambda: bool(works))
+    schedule(world, [("t", HOUR_MS, "k", [])])
+    assert len(works) == 1
+    core.stop()
+    assert len(works) == 2 and all(work() > 0 for work in works)
+
+
 def test_what_a_failed_write_lost_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the metrics and, with the next write, in the files; what was scheduled after it is found."""
     world = noting()
