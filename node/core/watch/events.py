@@ -45,7 +45,7 @@ from tickwheel.proto.consumer_pb2 import LATEST, TIME, DeliverBatch
 from tickwheel.proto.log_pb2 import AdminCommand, Command, Ingest, LogEntry, Publish, SettleColumns
 from tickwheel.proto.scheduler_pb2 import CANCELLED, RESCHEDULED, SWEEP_FINISHED, Sweep
 from tickwheel.replication.ports import Executor
-from tickwheel.storage.disk import Disk
+from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.storage.events import (
     COLUMNS,
     FROM_NOW_MS,
@@ -73,6 +73,7 @@ QUEUE_BYTES_MAX = 32 << 20
 """Approximate bound of the records waiting to be written."""
 WRITE_BYTES = 1 << 20
 """With this much waiting, the worker writes at once."""
+FINISH_S = 2.0
 WRITE_PERIOD_MS = 100
 """Longest wait for a write. Records become bytes in a worker that shares the interpreter with the core's thread: half a
 second's records at once would delay messages for as long as that takes."""
@@ -129,7 +130,8 @@ class Events(Part):
         """Starts searches that wait for the next write, or for the end of the one under way."""
         self._writing = False
         self._appending = threading.Lock()
-        """Held by the worker that writes; only at the end of a node can there be two."""
+        """Held while records are written."""
+        self._under_way: Callable[[], int] | None = None
         self._write_at_ms = 0
         self._left_out = 0
         self.lost = 0
@@ -373,10 +375,23 @@ class Events(Part):
         """The log ends at `index` at a start: what was noted beyond it is noted again."""
         self.noted_to = min(self.noted_to, index)
 
-    def flush(self, *, last: bool = False) -> None:
-        """Start a write of the queued records, unless one is under way. Searches that wait follow it. `last`: the node
-        stops, so the write follows one under way at once."""
-        if self._writing and not last:
+    def finish(self) -> None:
+        """Write all that is queued, on this thread: the node stops, and workers drop what they have not begun. Waits
+        `FINISH_S` at most for a write under way, as on a disk that hangs."""
+        if not self._appending.acquire(timeout=FINISH_S):
+            self.failures += 1
+            return
+        self._appending.release()
+        for work in (self._under_way, self._take()):
+            try:
+                if work is not None:
+                    work()
+            except DiskError:
+                self.failures += 1
+
+    def flush(self) -> None:
+        """Start a write of the queued records, unless one is under way. Searches that wait follow it."""
+        if self._writing:
             return
         searches, self._searches = self._searches, []
         if not self._queue:
@@ -385,10 +400,10 @@ class Events(Part):
             return
         self._writing = True
         count, left_out = self._queue_count, self._left_out
-        work = self._take()
+        work = self._under_way = self._take()
 
         def done(size: int | None, error: BaseException | None) -> None:
-            self._writing = False
+            self._writing, self._under_way = False, None
             if error is None:
                 self.written_bytes += size or 0
             else:
@@ -408,11 +423,12 @@ class Events(Part):
         left_out, self._left_out = self._left_out, 0
 
         def work() -> int:
-            records = [make() for make in queue]
-            if left_out and records:
-                count = min(left_out, LOST_MAX)
-                records.append(EventRecords(EventKind.LOST, records[-1].at_ms, parts=[(0, count, ())]))
             with self._appending:
+                records = [make() for make in queue]
+                queue.clear()  # `finish` may do what a worker was to do
+                if left_out and records:
+                    count = min(left_out, LOST_MAX)
+                    records.append(EventRecords(EventKind.LOST, records[-1].at_ms, parts=[(0, count, ())]))
                 return self._writer.append(records) if records else 0
 
         return work
