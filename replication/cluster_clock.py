@@ -63,6 +63,8 @@ LEADING_PATIENCE_NS = 250 * NS_PER_MS
 """On a master a member without an answer for this does not count: slaves answer it every 50 ms."""
 YOUNG_NS = 100 * NS_PER_MS
 """Drift is not measured on older answers: they were carried on at the very rate that is to be measured."""
+GAP_NS_MAX = 86_400_000 * NS_PER_MS
+"""Of a gap that nobody has confirmed delays count at most this: it may be a clock that has jumped by years."""
 FOREVER_NS = 1 << 62
 
 Send = Callable[[str, PeerFrame], bool]
@@ -166,12 +168,12 @@ class ClusterClock:
     def next_full_ms(self) -> int:
         """From when on delays and pauses count: the first full millisecond that is surely not before now. It includes
         gaps that no majority has confirmed yet: once they are confirmed, the time is set forward by them."""
-        return -(-(self._time.at(self._read()) + self._doubted_ns) // NS_PER_MS)
+        return -(-(self._time.at(self._read()) + min(self._doubted_ns, GAP_NS_MAX)) // NS_PER_MS)
 
     @property
     def unconfirmed_ms(self) -> int:
         """By how much the time may yet be set forward; nearly always 0."""
-        return -(-self._doubted_ns // NS_PER_MS)
+        return -(-min(self._doubted_ns, GAP_NS_MAX) // NS_PER_MS)
 
     def at_ms(self, now_ns: int) -> int:
         """The cluster's time in milliseconds at a reading of the monotonic clock."""

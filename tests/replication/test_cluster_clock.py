@@ -375,6 +375,8 @@ def test_while_nobody_confirms_a_pause_the_time_is_late_and_says_so() -> None:
     assert world["a"].off_ms == pytest.approx(0, abs=2)
     assert time.next_full_ms() - time.now_ms() <= 1 and time.unconfirmed_ms == 0
     assert world["a"].time.error_ns() < 5 * MS
+    world["a"].jump(1_000 * 24 * HOUR_MS)
+    assert time.next_full_ms() - time.now_ms() <= 24 * HOUR_MS + 1, "a jump by years would make due times of no use"
 
 
 def test_a_cluster_of_one_has_its_wall_clock_alone_to_tell_a_pause() -> None:
