@@ -139,7 +139,7 @@ class NodeCore:
         self.parts.bulk.store.stop()
         self.parts.digests.stop()
         self.checkpointer.stop()
-        self.parts.events.finish()
+        self.parts.events.stop()
         self.log.stop()
 
     def fatal(self, reason: str, error: BaseException | None = None) -> None:

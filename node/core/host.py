@@ -203,9 +203,10 @@ class NodeHost:
         self.core.start()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Idempotent. A process stops its workers first."""
         self._stopped = True
         self.core.stop()
+        self.core.parts.events.close()
         if self._journal is not None:
             self._journal.close()
             self._journal = None

@@ -11,7 +11,6 @@ on. Only deliveries are lost for good: they are in no log.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any, Protocol
@@ -73,7 +72,6 @@ QUEUE_BYTES_MAX = 32 << 20
 """Approximate bound of the records waiting to be written."""
 WRITE_BYTES = 1 << 20
 """With this much waiting, the worker writes at once."""
-FINISH_S = 2.0
 WRITE_PERIOD_MS = 100
 """Longest wait for a write. Records become bytes in a worker that shares the interpreter with the core's thread: half a
 second's records at once would delay messages for as long as that takes."""
@@ -129,9 +127,9 @@ class Events(Part):
         self._searches: list[Callable[[], None]] = []
         """Starts searches that wait for the next write, or for the end of the one under way."""
         self._writing = False
-        self._appending = threading.Lock()
-        """Held while records are written."""
         self._under_way: Callable[[], int] | None = None
+        """Writes what a worker was given; does nothing once that has begun."""
+        self._stopped = False
         self._write_at_ms = 0
         self._left_out = 0
         self.lost = 0
@@ -375,13 +373,13 @@ class Events(Part):
         """The log ends at `index` at a start: what was noted beyond it is noted again."""
         self.noted_to = min(self.noted_to, index)
 
-    def finish(self) -> None:
-        """Write all that is queued, on this thread: the node stops, and workers drop what they have not begun. Waits
-        `FINISH_S` at most for a write under way, as on a disk that hangs."""
-        if not self._appending.acquire(timeout=FINISH_S):
-            self.failures += 1
-            return
-        self._appending.release()
+    def stop(self) -> None:
+        """The core stops: the workers write all that is queued."""
+        self._stopped = True
+        self.flush()
+
+    def close(self) -> None:
+        """The node has stopped: write what no worker had begun. Call it when the workers are at rest."""
         for work in (self._under_way, self._take()):
             try:
                 if work is not None:
@@ -413,7 +411,7 @@ class Events(Part):
                 self._left_out += left_out  # the record that says so was not written either
             for search in searches:
                 search()
-            if self._searches:
+            if self._searches or self._stopped:
                 self.flush()
 
         self._executor.submit(work, done)
@@ -423,13 +421,13 @@ class Events(Part):
         left_out, self._left_out = self._left_out, 0
 
         def work() -> int:
-            with self._appending:
-                records = [make() for make in queue]
-                queue.clear()  # `finish` may do what a worker was to do
-                if left_out and records:
-                    count = min(left_out, LOST_MAX)
-                    records.append(EventRecords(EventKind.LOST, records[-1].at_ms, parts=[(0, count, ())]))
-                return self._writer.append(records) if records else 0
+            makes = queue.copy()
+            queue.clear()
+            records = [make() for make in makes]
+            if left_out and records:
+                count = min(left_out, LOST_MAX)
+                records.append(EventRecords(EventKind.LOST, records[-1].at_ms, parts=[(0, count, ())]))
+            return self._writer.append(records) if records else 0
 
         return work
 
