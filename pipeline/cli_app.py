@@ -85,7 +85,11 @@ class SparkOptions:
             raise
         finally:
             if ours and not java_has_ended():
-                session.stop()
+                try:
+                    session.stop()
+                except Exception as error:
+                    if not java_has_ended(error):
+                        raise
 
 
 @dataclass(frozen=True)

@@ -169,12 +169,12 @@ def build_session(config: SessionConfig | None = None) -> SparkSession:
 
 def java_has_ended(error: Exception | None = None) -> bool:
     """Whether Java, which this process has started, has ended, as far as that can be the cause of `error`."""
-    from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None or isinstance(error, Py4JJavaError):  # that is an answer of Java
         return False
-    if isinstance(error, (Py4JNetworkError, ConnectionError, EOFError)):
+    if isinstance(error, (Py4JError, ConnectionError, EOFError)):
         with suppress(subprocess.TimeoutExpired):
             process.wait(JAVA_END_S)  # it may have closed its connections and not be gone
     return process.poll() is not None

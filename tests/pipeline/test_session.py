@@ -11,16 +11,17 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession, functions
 
 from tickwheel.pipeline import options, sink, source_pending, source_stream, spark_classes
-from tickwheel.pipeline.session import NoJavaError, class_options, find_java, java_classes
+from tickwheel.pipeline.session import NoJavaError, class_options, find_java, java_classes, java_has_ended
 from tickwheel.pipeline.source import TickwheelSource
 from tickwheel.pipeline.spark_errors import reason_of
 
@@ -100,6 +101,15 @@ def test_a_command_whose_java_was_killed_says_so() -> None:
     """It ended with `Connection refused`: so ended the attempt to stop Spark."""
     ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120, check=False)
     assert ended.stdout.startswith("Spark's Java process has ended before the work was done"), ended
+
+
+@pytest.mark.parametrize("error", [Py4JError("An error occurred while calling o1.count"), ConnectionRefusedError()])
+def test_a_java_that_is_about_to_end_has_ended(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Its connections are gone before it is. py4j tells a broken connection as an error of the call."""
+    with subprocess.Popen(["sleep", "0.2"]) as process:
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+        assert not java_has_ended(ValueError()) and not java_has_ended()
+        assert java_has_ended(error)
 
 
 def test_without_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
