@@ -211,7 +211,7 @@ class ClusterClock:
             shown = member.samples.at(now_ns, self._drift.rate_ppb, self._drift_ppb())
             if shown is not None:
                 offset_ns = (shown.low_ns + shown.high_ns) // 2 - time_ns
-                error_ns = (shown.high_ns - shown.low_ns) // 2
+                error_ns = (shown.high_ns - shown.low_ns) // 2 + self._doubted_ns
                 skews[name] = Skew(offset_ns / NS_PER_MS, error_ns / NS_PER_MS, member.time_offset_ns / NS_PER_MS)
         return ClockView(
             state=self._holdover.state(now_ns),

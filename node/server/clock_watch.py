@@ -26,9 +26,18 @@ class ClockWatch:
         self._state_told_ns = 0
         self._jumps = self._early = 0
 
-    def look(self, now_ns: int, status: admin_pb2.NodeStatus, jumps_refused: int, cursors_ahead: int) -> list[Reported]:
-        """The lines that are due now."""
-        lines = self._of_state(now_ns, status) + self._of_skews(now_ns, status)
+    def look(
+        self,
+        now_ns: int,
+        status: admin_pb2.NodeStatus,
+        jumps_refused: int,
+        cursors_ahead: int,
+        *,
+        unconfirmed: bool = False,
+    ) -> list[Reported]:
+        """The lines that are due now. `unconfirmed`: the node stood still, and the others have not confirmed yet for
+        how long, so its time says nothing about clocks."""
+        lines = self._of_state(now_ns, status) + ([] if unconfirmed else self._of_skews(now_ns, status))
         if jumps_refused > self._jumps:
             text = "refused a jump ahead of the cluster's time"
             lines.append(Reported("error", text, {"slew_ms": round(status.clock_slew_ms)}))
@@ -61,8 +70,9 @@ class ClockWatch:
         # An error of 0 means that no answer came lately.
         skews |= {p.node_id: (p.clock_offset_ms, p.clock_error_ms) for p in status.peers if p.clock_error_ms}
         lines = []
-        for name, (offset_ms, error_ms) in skews.items():
+        for name, (measured_ms, error_ms) in skews.items():
             told_ns = self._told_ns.get(name)
+            offset_ms = measured_ms - status.clock_slew_ms  # the node's time is corrected by that already
             # Off beyond any error of the measurement.
             if abs(offset_ms) - error_ms > self._skew_warn_ms:
                 if told_ns is None or now_ns - told_ns >= REMIND_NS:

@@ -117,7 +117,8 @@ class House:
                 self._tell_addresses()
                 core = self._host.core
                 clock = core.clock
-                lines = clocks.look(now_ns, status, clock.jumps_refused, clock.cursors_ahead)
+                unconfirmed = clock.unconfirmed_ms > 0
+                lines = clocks.look(now_ns, status, clock.jumps_refused, clock.cursors_ahead, unconfirmed=unconfirmed)
                 for line in (*lines, *cold.look(now_ns, status), *self._tls.look(now_ns)):
                     report(line)
                 self._tell_problems()

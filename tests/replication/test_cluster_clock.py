@@ -366,6 +366,8 @@ def test_while_nobody_confirms_a_pause_the_time_is_late_and_says_so() -> None:
     time = world["a"].time
     assert world["a"].off_ms == pytest.approx(-4_000, abs=20)
     assert time.error_ns() > 4_000 * MS - 20 * MS
+    own = time.view().skews["a"]
+    assert own.offset_ms == pytest.approx(4_000, abs=20) and abs(own.offset_ms) - own.error_ms < 20, "no wrong clock"
     counted_ms = time.next_full_ms() - time.now_ms()
     assert counted_ms == pytest.approx(4_000, abs=20) and counted_ms - time.unconfirmed_ms in (0, 1), (
         "a delay that counted from the late time would be short by the pause"

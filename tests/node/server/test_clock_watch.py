@@ -35,6 +35,21 @@ def test_a_wrong_clock_is_warned_of_until_it_is_right() -> None:
     assert said(watch.look(2 * REMIND_NS, status(), 0, 0)) == [("info", "a wall clock is right again")]
 
 
+def test_a_node_that_stood_still_calls_no_clock_wrong() -> None:
+    """Its time is behind until the others confirm the pause, and while it catches up: a busy machine's log said that
+    all clocks are wrong. A warning that stood before is not taken back either."""
+    watch = ClockWatch(100)
+    watch.look(0, status(offset_ms=500), 0, 0)
+    behind = status(offset_ms=1_000)
+    behind.clock_offset_ms = 1_000
+    assert watch.look(1, behind, 0, 0, unconfirmed=True) == []
+    assert watch.look(2, status(), 0, 0, unconfirmed=True) == []
+    behind.clock_slew_ms = 950
+    assert said(watch.look(3, behind, 0, 0)) == [("info", "a wall clock is right again")]
+    behind.clock_slew_ms = 0
+    assert [line.fields["peer"] for line in watch.look(4, behind, 0, 0)] == ["a", "b"]
+
+
 def test_the_end_of_the_agreement_is_told_and_an_end_of_dispatch_is_an_error() -> None:
     """Holdover warns; when dispatch stops it is an error, repeated each minute; agreement again is told too."""
     watch = ClockWatch(100)
