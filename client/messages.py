@@ -157,7 +157,7 @@ def meta_of(
     if len(made.tags) > TAGS_MAX:
         raise refused("tags", len(made.tags), f"at most {TAGS_MAX} tags of a message")
     for tag in made.tags:
-        if not _is_tag(tag):
+        if not is_tag(tag):
             raise refused("tags", repr(tag), TAG_RULE)
     if len(made.headers) > HEADERS_MAX:
         raise refused("headers", len(made.headers), f"at most {HEADERS_MAX} headers")
@@ -172,7 +172,8 @@ def _is_topic(name: str) -> bool:
     return TOPIC.fullmatch(name) is not None
 
 
-def _is_tag(tag: str) -> bool:
+def is_tag(tag: str) -> bool:
+    """Whether a tag is allowed by TAG_RULE."""
     return 0 < len(tag) <= TAG_LENGTH_MAX and tag.isprintable() and "|" not in tag and tag != "*" and tag == tag.strip()
 
 

@@ -28,6 +28,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tickwheel.client import AsyncClient
 from tickwheel.client.bulk import LoadProgress
 from tickwheel.client.cold import ColdLoad
+from tickwheel.client.messages import META_BYTES_MAX
 from tickwheel.client.moments import MILLISECOND, moment_of, ms_of
 from tickwheel.pipeline.build import DUE_MS_MAX, PAYLOAD_BYTES_MAX
 from tickwheel.pipeline.bundling import BUNDLES, RESULT, Bundler, encoded, with_hashes
@@ -35,7 +36,6 @@ from tickwheel.pipeline.cold_freeze import HORIZON_DAYS
 from tickwheel.pipeline.cold_store import DAY_MS, LEFT_S, ColdError, ColdFile, ColdStore, read_part
 from tickwheel.pipeline.load import Loader, Progress
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest
-from tickwheel.pipeline.meta_column import META_BYTES_MAX
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
 from tickwheel.pipeline.spark_errors import raising
 from tickwheel.storage import bundle
@@ -336,7 +336,7 @@ def _built(row: Any) -> BuiltBundle:
 
 def _bundle(table: pa.Table, folder: Path, attempt: str, slot_ms: int) -> dict[str, Any]:
     """One bundle of a table, row by row. Raises ColdError if it would be another number of rows or of bundles."""
-    good = RowGatherer("", RowLimits(1, PAYLOAD_BYTES_MAX, DUE_MS_MAX))
+    good = RowGatherer("", RowLimits(1, PAYLOAD_BYTES_MAX, DUE_MS_MAX), texts_checked=False)
     bundler = Bundler(folder, attempt, slot_ms=slot_ms, units_max=bundle.UNITS_MAX)
     made: list[pa.RecordBatch] = []
     try:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tickwheel.client.messages import KEY_LENGTH_MAX, META_BYTES_MAX, TAG_RULE, TAGS_MAX, is_tag
 from tickwheel.client.unique_keys import KEY_RULE, UNIQUE_KEY_BYTES_MAX
 from tickwheel.proto.common_pb2 import MessageMeta
 
@@ -20,7 +21,7 @@ META_COLUMNS = ("key", "tags", "properties", "message_group")
 """Fields of MessageMeta; `properties` are its headers."""
 KEYED_META_COLUMNS = (*META_COLUMNS, "unique_key")
 """All fields. Only the sink takes a unique key: finished files and the cold tier hold none."""
-META_BYTES_MAX = 32_768
+NO_TEXT = "not UTF-8"
 _LENGTH_DELIMITED = 2
 
 Mask = NDArray[np.bool_]
@@ -75,13 +76,57 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
     return lengths.astype(np.int64)
 
 
-def meta_column(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array | None, list[tuple[Mask, str]]]:
-    """(meta of each row, None if no row has one; masks of rows whose meta is invalid, with the reason)."""
+def not_utf8(values: pa.Array) -> Mask:
+    """Marks the texts that are none: Spark, Parquet and Arrow pass on any bytes as a string."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return np.array([not _is_utf8(value) for value in values.cast(pa.binary()).to_pylist()], np.bool_)
+    return np.zeros(len(values), np.bool_)
+
+
+def _is_utf8(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _too_long(keys: pa.Array) -> Mask:
+    """Marks the keys of more than KEY_LENGTH_MAX characters."""
+    keys = keys.cast(pa.binary())
+    found = np.array(pc.fill_null(pc.binary_length(keys), 0)) > KEY_LENGTH_MAX  # bytes
+    for row in np.flatnonzero(found).tolist():
+        found[row] = len(keys[row].as_py().decode(errors="replace")) > KEY_LENGTH_MAX
+    return found
+
+
+def _not_tags(flat: pa.Array) -> pa.Array:
+    """Marks the texts that are no tags by TAG_RULE; nulls are not among them."""
+    coded = flat.dictionary_encode()
+    distinct = coded.dictionary.cast(pa.binary()).to_pylist()
+    wrong = pa.array([not (_is_utf8(tag) and is_tag(tag.decode())) for tag in distinct], pa.bool_())
+    return pc.fill_null(wrong.take(coded.indices), False)
+
+
+def meta_column(
+    columns: Mapping[str, pa.Array], count: int, *, checked: bool = True
+) -> tuple[pa.Array | None, list[tuple[Mask, str]]]:
+    """(meta of each row, None if no row has one; masks of rows whose meta is invalid, with the reason).
+
+    `checked` False: the rows are messages already, of a cold tier that an earlier version may have written. Their texts
+    are taken as they are.
+    """
     parts: list[pa.Array] = []
     wrong: list[tuple[Mask, str]] = []
     for tag, name in ((_KEY, "key"), (_GROUP, "message_group"), (_UNIQUE_KEY, "unique_key")):
         text = columns.get(name)
         if text is not None and text.null_count < count:
+            if checked:
+                wrong.append((not_utf8(text), f"{name}: {NO_TEXT}"))
+            if checked and name == "key":
+                wrong.append((_too_long(text), f"key: more than {KEY_LENGTH_MAX} characters"))
             text = _filled(text)
             parts.append(pc.if_else(pc.equal(pc.binary_length(text), 0), b"", _field(tag, text)))
     tags = columns.get("tags")
@@ -89,6 +134,9 @@ def meta_column(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array |
         lengths, flat = _lengths(tags), pc.list_flatten(tags)
         if flat.null_count:
             wrong.append((_rows_with(pc.is_null(flat), lengths), "tags: one is null"))
+        if checked:
+            wrong.append((lengths > TAGS_MAX, f"tags: more than {TAGS_MAX}"))
+            wrong.append((_rows_with(_not_tags(flat), lengths), f"tags: one is not {TAG_RULE}"))
         parts.append(_joined(_field(_TAGS, _filled(flat)), lengths))
     properties = columns.get("properties")
     if properties is not None and properties.null_count < count:
@@ -97,6 +145,9 @@ def meta_column(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array |
         names, values = entries.field("key"), entries.field("value")
         if values.null_count:
             wrong.append((_rows_with(pc.is_null(values), lengths), "properties: a value is null"))
+        if checked:
+            odd = pa.array(not_utf8(names) | not_utf8(values))
+            wrong.append((_rows_with(odd, lengths), f"properties: a name or value is {NO_TEXT}"))
         whole = pc.binary_join_element_wise(
             _field(_ENTRY_KEY, _filled(names)), _field(_ENTRY_VALUE, _filled(values)), b""
         )

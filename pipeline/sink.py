@@ -20,11 +20,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from tickwheel.client import Client, KeyConflict
+from tickwheel.client.messages import TOPIC, TOPIC_RULE
 from tickwheel.client.moments import ms_of, span_of
 from tickwheel.client.staging import Rows, StagedAttempt, StagedAttemptWriter, StagedState
 from tickwheel.client.unique_keys import NO_RULE, KeyRule, rule_of
 from tickwheel.pipeline import sink_rejected
-from tickwheel.pipeline.options import NAME, TOPIC, TOPIC_RULE, Connection, OptionError, Options, connection_of
+from tickwheel.pipeline.options import NAME, Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.sink_rejected import RejectedFile
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, SchemaError, check_schema, told
 

@@ -25,13 +25,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tickwheel.client.messages import TOPIC, TOPIC_RULE
 from tickwheel.client.staging import Rows
 from tickwheel.client.unique_keys import KEYED_MAX, NO_RULE, KeyRule
 from tickwheel.pipeline.meta_column import KEYED_META_COLUMNS, meta_column
-from tickwheel.pipeline.options import TOPIC
 
 BLOCK_BYTES = 1 << 20
-"""A block is sent once its payloads reach this size, which is about that of one entry of the log."""
+"""A block is sent once its rows reach this size, which is about that of one entry of the log. It has twice as much at
+most, or a single row: a node refuses a block of several times that."""
 BLOCK_ROWS = 8_192
 SHOWN_MAX = 60
 """Characters of a field of a rejected row in an error."""
@@ -59,6 +60,9 @@ def check_schema(schema: StructType, topic: str, *, keyed: bool = False) -> None
     """Raise SchemaError if the columns do not fit. `topic`: the option, for frames without the column. `keyed`:
     messages may have unique keys."""
     types = {item.name: item.dataType for item in schema.fields}
+    if len(types) < len(schema.fields):
+        twice = next(name for name in types if schema.fieldNames().count(name) > 1)
+        raise SchemaError(f"column {twice}: it is there more than once")
     for name, found in types.items():
         if name == "unique_key" and not keyed:
             raise SchemaError(f"column {name}: finished files hold no unique keys; drop it, or write with the sink")
@@ -78,6 +82,8 @@ def check_schema(schema: StructType, topic: str, *, keyed: bool = False) -> None
         raise SchemaError("column due_ms: there must be exactly one of due_ms (bigint) and due_at (timestamp)")
     if "topic" not in types and not topic:
         raise SchemaError("column topic: missing, and the option topic is not set")
+    if topic and TOPIC.fullmatch(topic) is None:
+        raise SchemaError(f"option topic: {topic!r}: {TOPIC_RULE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +109,13 @@ class _Pending:
 class RowGatherer:
     """Takes the record batches of one task and yields blocks of rows."""
 
-    def __init__(self, topic: str, limits: RowLimits, key_rule: KeyRule = NO_RULE) -> None:
-        """`topic`: for frames without the column. `key_rule`: of rows with a unique key."""
+    def __init__(
+        self, topic: str, limits: RowLimits, key_rule: KeyRule = NO_RULE, *, texts_checked: bool = True
+    ) -> None:
+        """`topic`: for frames without the column. `key_rule`: of rows with a unique key. `texts_checked` False: the
+        rows are messages already."""
         self._topic = topic
+        self._texts_checked = texts_checked
         self._key_rule = key_rule
         self._limits = limits
         self._block_rows = min(BLOCK_ROWS, limits.batch_messages_max)
@@ -123,8 +133,9 @@ class RowGatherer:
             return
         for topic, part in self._by_topic(batch):
             pending = self._pending.setdefault(topic, _Pending())
-            for piece in self._pieces(part):
-                if pending.rows + piece.num_rows > self._block_rows:
+            for piece, size in self._pieces(part):
+                full = pending.rows + piece.num_rows > self._block_rows or pending.bytes + size > 2 * BLOCK_BYTES
+                if pending.rows and full:
                     yield self._give(topic)
                     pending = self._pending.setdefault(topic, _Pending())
                 self._add(pending, piece)
@@ -164,7 +175,8 @@ class RowGatherer:
         reasons.note(sizes > most, f"payload: more than {most} bytes")
         metas = [name for name in KEYED_META_COLUMNS if name in names]
         if metas:
-            meta, wrong = meta_column({name: batch.column(name) for name in metas}, batch.num_rows)
+            columns = {name: batch.column(name) for name in metas}
+            meta, wrong = meta_column(columns, batch.num_rows, checked=self._texts_checked)
             for mask, text in wrong:
                 reasons.note(mask, text)
             batch = batch.drop_columns(metas)
@@ -220,16 +232,18 @@ class RowGatherer:
         for code, name in enumerate(names):
             yield name, batch.take(pa.array(np.flatnonzero(codes == code)))
 
-    def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The batch in pieces no larger than a block."""
-        sizes = pc.binary_length(batch.column("payload")).to_numpy(zero_copy_only=False)
-        ends = np.cumsum(sizes, dtype=np.int64)
+    def _pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The batch in pieces no larger than a block, with their bytes."""
+        sizes = pc.binary_length(batch.column("payload")).to_numpy(zero_copy_only=False).astype(np.int64)
+        if "meta" in batch.schema.names:
+            sizes += pc.binary_length(batch.column("meta")).to_numpy(zero_copy_only=False)
+        ends = np.cumsum(sizes)
         at = 0
         while at < batch.num_rows:
             before = int(ends[at - 1]) if at else 0
             end = int(np.searchsorted(ends, before + BLOCK_BYTES, side="right"))
             end = min(max(end, at + 1), at + self._block_rows)
-            yield batch.slice(at, end - at)
+            yield batch.slice(at, end - at), int(ends[end - 1]) - before
             at = end
 
     def _add(self, pending: _Pending, piece: pa.RecordBatch) -> None:
@@ -267,10 +281,20 @@ class RowGatherer:
 
 def told(bad: pa.RecordBatch) -> str:
     """The first of some rejected rows: its reason, and what it can be found by. No payload: the text ends in logs."""
-    row: dict[str, Any] = bad.slice(0, 1).to_pylist()[0]
-    names = [name for name in ("topic", "due_ms", "due_at", "key", "unique_key") if name in row]
+    named = ("reason", "topic", "due_ms", "due_at", "key", "unique_key")
+    names = [name for name in named if name in bad.schema.names]
+    row = {name: _value(bad.column(name)) for name in names}
+    names.remove("reason")
     found = [f"{name} {_short(row[name])}" for name in names if name == "topic" or row[name] is not None]
     return f"{row['reason']} ({', '.join(found)})"
+
+
+def _value(column: pa.Array) -> Any:
+    """The first one, even if it is a text that is none."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column[0].as_py()
+    data = column[:1].cast(pa.binary())[0].as_py()
+    return data if data is None else data.decode(errors="backslashreplace")
 
 
 def _short(value: Any) -> str:
@@ -305,10 +329,11 @@ class _Reasons:
 def _note_topics(reasons: _Reasons, column: pa.Array) -> None:
     reasons.note(pc.is_null(column), "topic: null")
     coded = column.dictionary_encode()
-    wrong = [TOPIC.fullmatch(name) is None for name in coded.dictionary.to_pylist()]
+    names = coded.dictionary.cast(pa.binary()).to_pylist()
+    wrong = [TOPIC.fullmatch(name.decode(errors="replace")) is None for name in names]
     if any(wrong):
         codes = pc.fill_null(coded.indices, len(wrong)).to_numpy(zero_copy_only=False)
-        reasons.note(np.array([*wrong, False])[codes], "topic: not 1 to 127 characters of [A-Za-z0-9_-.%]")
+        reasons.note(np.array([*wrong, False])[codes], f"topic: not {TOPIC_RULE}")
 
 
 def _joined(column: pa.Array) -> tuple[bytes, NDArray[np.uint32]]:

@@ -20,13 +20,13 @@ from pyspark.sql import functions as f
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import AsyncClient, ColdState
 from tickwheel.client.bulk import LoadProgress
+from tickwheel.client.messages import META_BYTES_MAX
 from tickwheel.pipeline import cold_freeze
 from tickwheel.pipeline.build import PAYLOAD_BYTES_MAX
 from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
 from tickwheel.pipeline.cold_promote import ColdLoader, Promoter, Promotion, moved_pieces
 from tickwheel.pipeline.cold_status import Examined, examine, remove_loaded, text_of
 from tickwheel.pipeline.cold_store import ColdError, ColdJobManifest, ColdStore
-from tickwheel.pipeline.meta_column import META_BYTES_MAX
 from tickwheel.storage import bundle
 
 DAY_MS = 86_400_000

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import Client
@@ -244,7 +245,8 @@ def test_bad_rows_go_aside_with_their_reasons(spark: SparkSession, cluster: Runn
         ("sink-bad", due, "", None, None),
         ("sink-bad", due, "x", ["a", None], None),
         ("sink-bad", due, "x", None, {"a": None}),
-        ("sink-bad", due, "x", ["t" * 40_000], None),
+        ("sink-bad", due, "x", None, {"a": "t" * 40_000}),
+        ("sink-bad", due, "x", ["a|b"], None),
     ]
     schema = "topic string, due_ms long, payload string, tags array<string>, properties map<string,string>"
     bad = spark.createDataFrame(rows, schema).coalesce(2)
@@ -253,7 +255,7 @@ def test_bad_rows_go_aside_with_their_reasons(spark: SparkSession, cluster: Runn
     found = spark.read.parquet(str(tmp_path / "bad-1"))
     reasons = [row.reason.partition(":")[0] for row in found.collect()]
     assert Counter(reasons) == Counter(
-        {"topic": 2, "due": 3, "payload": 2, "tags": 1, "properties": 1, "key, tags, properties, message_group": 1}
+        {"topic": 2, "due": 3, "payload": 2, "tags": 2, "properties": 1, "key, tags, properties, message_group": 1}
     )
     assert not list((tmp_path / "bad-1").glob("_*"))
 
@@ -280,12 +282,23 @@ def test_bad_rows_fail_the_write_if_so_wanted(spark: SparkSession, cluster: Runn
         ("due_at timestamp_ntz, payload string", "column due_at: it is timestamp_ntz"),
         ("due_ms long, payload string, tags array<int>", "column tags: it is array<int>"),
         ("due_ms long, payload string, properties map<string,int>", "column properties: it is map<string,int>"),
+        ("due_ms long, payload string, key string, key string", "column key: it is there more than once"),
     ],
 )
 def test_a_wrong_schema_names_the_column(spark: SparkSession, columns: str, said: str) -> None:
     """And what it must be."""
     with pytest.raises(SchemaError, match=said):
         check_schema(spark.createDataFrame([], columns).schema, "sink-schema")
+
+
+@pytest.mark.parametrize("topic", ["a b", ".x", "%DLQ%g"])
+def test_a_topic_that_nobody_may_send_to_is_named(topic: str) -> None:
+    """By `build` and `freeze` too: their files could never be loaded."""
+    columns = StructType().add("due_ms", "long").add("payload", "string")
+    with pytest.raises(SchemaError, match=f"option topic: '{topic}'"):
+        check_schema(columns, topic)
+    with pytest.raises(OptionError, match="option topic"):
+        sink_config(Options({"addresses": "127.0.0.1:7100", "topic": topic}, OPTIONS), stream=False)
 
 
 @pytest.mark.parametrize(
