@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tickwheel.client.errors import refused
 from tickwheel.client.ids import id_text
+from tickwheel.client.messages import read_meta
 from tickwheel.client.moments import moment_of, span_ms_of
 from tickwheel.client.payloads import Carrier, content_type_of
 from tickwheel.proto import common_pb2, consumer_pb2
@@ -288,7 +289,7 @@ class Delivery(Carrier):
     @property
     def _meta(self) -> common_pb2.MessageMeta:
         if self._read is None:
-            self._read = common_pb2.MessageMeta.FromString(self.batch.meta(self.row))
+            self._read = read_meta(self.batch.meta(self.row)) or common_pb2.MessageMeta()
         return self._read
 
     @property

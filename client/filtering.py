@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.client.delivery import Columns
-from tickwheel.proto import common_pb2
+from tickwheel.client.messages import read_meta
 
 NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -23,12 +23,14 @@ def tags_of(filter: str) -> frozenset[str]:
 
 
 def mismatches(filter: str, columns: Columns) -> NDArray[np.int64]:
-    """The rows of a batch whose messages have none of the filter's tags. Empty filter: there are none."""
+    """The rows of a batch whose messages have none of the filter's tags. Empty filter: there are none. If nobody can
+    read the tags of a message, the nodes' hashes decide alone."""
     if not filter:
         return NONE
     wanted, rows, start = tags_of(filter), [], 0
     for row, (size, meta_size) in enumerate(zip(columns.sizes.tolist(), columns.meta_sizes.tolist(), strict=True)):
-        if wanted.isdisjoint(common_pb2.MessageMeta.FromString(columns.records[start : start + meta_size]).tags):
+        meta = read_meta(columns.records[start : start + meta_size])
+        if meta is not None and wanted.isdisjoint(meta.tags):
             rows.append(row)
         start += size
     return np.array(rows, np.int64)

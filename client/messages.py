@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from tickwheel.client.errors import check_names, refused
@@ -165,6 +166,15 @@ def meta_of(
     if size > META_BYTES_MAX:
         raise refused("headers", f"{size} bytes", f"at most {META_BYTES_MAX} bytes of key, tags and headers together")
     return made
+
+
+def read_meta(data: bytes) -> common_pb2.MessageMeta | None:
+    """The meta of a record; None if it cannot be decoded. Nodes check what is scheduled, but bundles are built outside:
+    such a message counts as one without a meta, here as on the nodes."""
+    try:
+        return common_pb2.MessageMeta.FromString(data)
+    except DecodeError:
+        return None
 
 
 @lru_cache(maxsize=4_096)

@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql.pandas.types import from_arrow_type
 
+from tickwheel.client.messages import read_meta
 from tickwheel.proto.common_pb2 import MessageMeta
 
 CONTENT_FIELDS = [
@@ -47,7 +48,7 @@ def content_columns(records: bytes, sizes: NDArray[np.uint32], meta_sizes: NDArr
     metas: list[MessageMeta] = []
     at = 0
     for size, meta_size in zip(sizes.tolist(), meta_sizes.tolist(), strict=True):
-        metas.append(MessageMeta.FromString(records[at : at + meta_size]))
+        metas.append(read_meta(records[at : at + meta_size]) or MessageMeta())
         parts.append(records[at + meta_size : at + size])
         at += size
     return [

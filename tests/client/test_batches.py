@@ -59,6 +59,21 @@ def test_deliveries_say_what_was_sent() -> None:
     assert (whole.ids, whole.attempts, whole.positions) == (wire.ids, wire.attempts, wire.positions)
 
 
+def test_a_meta_that_cannot_be_decoded_counts_as_none() -> None:
+    """Nobody checks the metas in a bundle that was built outside. One such message ended the stream of a consumer with
+    a filter, whenever it came. It is delivered: its tags may be those that are wanted."""
+    meta = b"\x0a\x01\xff"  # a key that is not UTF-8
+    wire = batch_of(3, 4)
+    ours = META.SerializeToString()
+    wire.meta_sizes = np.array([len(ours), len(meta), len(ours)], "<u4").tobytes()
+    wire.sizes = np.array([len(ours) + 4, len(meta) + 4, len(ours) + 4], "<u4").tobytes()
+    wire.records = ours + b"\0\0\0\0" + meta + b"\0\0\0\1" + ours + b"\0\0\0\2"
+    columns, batch = read(wire)
+    odd = batch.delivery(1)
+    assert (odd.payload, odd.key, odd.tags, odd.headers) == (b"\0\0\0\1", "", [], {})
+    assert mismatches("a", columns).tolist() == [] and mismatches("b", columns).tolist() == [0, 2]
+
+
 def test_a_batch_of_several_topics_is_each_of_them() -> None:
     """Rows, bytes and epochs are cut at the same places; what a message does not have costs nothing."""
     wire = batch_of(6, 4)
