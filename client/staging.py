@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tickwheel.client.answers import reader
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.calls import ServiceCalls
-from tickwheel.client.errors import OutcomeUnknown
+from tickwheel.client.errors import ClusterUnavailable, LimitReached, OutcomeUnknown, TickwheelError
 from tickwheel.client.moments import span_ms_of
 from tickwheel.client.requests import request_of
 from tickwheel.client.unique_keys import NO_RULE, KeyRule
@@ -191,7 +191,8 @@ class StagingClient(ServiceCalls[StagingStub]):
         `staging_jobs_max`, at most for `staging_memory`. `fingerprint`: of all rows of the job; 0: not compared.
 
         Raises RequestRefused with NAME_TAKEN if the job was committed with another fingerprint. Raises OutcomeUnknown
-        if the job is not published yet, or if it is not known whether the commit was accepted: repeat it.
+        if the job is not published yet or cannot be asked any more, or if it is not known whether the commit was
+        accepted: repeat it. Any other error means that the commit was not accepted.
         """
         request = staging_pb2.CommitStagedRequest(
             job_id=job_id,
@@ -204,12 +205,19 @@ class StagingClient(ServiceCalls[StagingStub]):
         job = staged_job_of(await self._ask(lambda stub: stub.Commit, request, try_timeout_s=TRY_TIMEOUT_S))
         deadline = Deadline(publish_timeout_s)
         backoff = Backoff(max_s=POLL_S_MAX)
+        why, final = "", False
         while job.state is not StagedState.PUBLISHED:
-            if deadline.over:
-                text = f"job {job_id} is committed; {job.rows_published} of {job.rows} rows are scheduled so far"
+            if deadline.over or final:
+                text = f"job {job_id} is committed; {job.rows_published} of {job.rows} rows are scheduled so far{why}"
                 raise OutcomeUnknown(text, "OUTCOME_UNKNOWN", {"rows_published": str(job.rows_published)})
             await backoff.pause(deadline)
-            job = await self.job(job_id, batch)
+            try:
+                job = await self.job(job_id, batch, timeout_s=max(POLL_S_MAX, min(self._timeout_s, deadline.left_s)))
+                why = ""
+            except (ClusterUnavailable, LimitReached) as error:  # whoever leads next goes on with it
+                why = f"; how far it is cannot be told: {error}"
+            except TickwheelError as error:
+                why, final = f"; how far it is cannot be asked any more: {error}", True
         return job
 
     async def abort(self, job_id: str, run_id: str, batch: int = 0) -> StagedJob:
