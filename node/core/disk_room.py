@@ -67,6 +67,16 @@ class DiskRoom:
             return replace(failure, message=text)
         return limit_reached("storage.high_water_percent", f"{self.high_percent} %", RETRY_AFTER_MS)
 
+    def bulk_refusal(self, wanted_bytes: int) -> Failure | None:
+        """Why rows must not be staged now: this node's disk has not as much room beyond the reserve as they, and those
+        that are staged already, take in all. None if it has. Whoever schedules them later does not ask again."""
+        if self.total_bytes and wanted_bytes > self.free_bytes:
+            failure = limit_reached("storage.space_reserve_bytes", "that much stays free", RETRY_AFTER_MS)
+            text = f"{self.free_bytes} bytes are free beyond it, and to schedule what is staged takes {wanted_bytes}"
+            text = f"storage.space_reserve_bytes: {text}; retry after {RETRY_AFTER_MS} ms"
+            return replace(failure, message=text)
+        return None
+
     def refusal(self) -> Failure | None:
         """Why a master accepts no schedule now; None if there is room."""
         if self.above:

@@ -51,6 +51,7 @@ from tickwheel.proto.staging_pb2 import (
 )
 from tickwheel.storage.disk import Disk, DiskFullError
 from tickwheel.storage.errors import ADVICE, CorruptFileError
+from tickwheel.storage.segment import ROW_BYTES
 
 CHARGE_BYTES_MIN = 64 << 10
 """Least bytes that a block is charged."""
@@ -67,6 +68,11 @@ class Block(NamedTuple):
     bytes: int
     rows: int
     crc: int
+
+    @property
+    def room_bytes(self) -> int:
+        """What its rows take on the disk once they are messages."""
+        return self.bytes + self.rows * ROW_BYTES
 
 
 @dataclass(slots=True)
@@ -106,6 +112,8 @@ class Job:
     file_number: int = 0
     file: StagedFile | None = None
     charged_bytes: int = 0
+    room_bytes: int = 0
+    """Of all blocks in its file."""
     owner: str = ""
     """User who owns the job; empty: nobody."""
 
@@ -147,6 +155,9 @@ class Staging:
         self._last_file = 0
         self.staged_bytes = 0
         """Bytes charged to all jobs."""
+        self.room_bytes = 0
+        """What the rows of all jobs take on the disk, beside their files, once they are messages; no part of the
+        state."""
         self.doomed: list[str] = []
         """Files to remove once no checkpoint names them; no part of the state."""
 
@@ -244,7 +255,9 @@ class Staging:
             job.file_number = self._last_file
             job.file = StagedFile(self._disk, self._path(job.file_number))
         offset = job.file.append(stage.block)
-        attempt.blocks[stage.sequence] = Block(offset, size, stage.rows, google_crc32c.value(stage.block))
+        block = attempt.blocks[stage.sequence] = Block(offset, size, stage.rows, google_crc32c.value(stage.block))
+        job.room_bytes += block.room_bytes
+        self.room_bytes += block.room_bytes
         job.state = STAGED_OPEN
         job.touched_ms = max(job.touched_ms, stamped_ms)
         charge = max(size, CHARGE_BYTES_MIN)
@@ -381,7 +394,8 @@ class Staging:
             self.doomed.append(job.file.path)
         job.file, job.file_number = None, 0
         self.staged_bytes -= job.charged_bytes
-        job.charged_bytes = 0
+        self.room_bytes -= job.room_bytes
+        job.charged_bytes = job.room_bytes = 0
 
     def _finish(self, job: Job) -> None:
         job.published_through = job.batch
@@ -441,6 +455,9 @@ class Staging:
             if job.state == STAGED_PUBLISHING:
                 self._publishing[job.job_id] = job
             self.staged_bytes += job.charged_bytes
+            kept = (block for attempt in job.attempts.values() for block in attempt.blocks.values())
+            job.room_bytes = sum(block.room_bytes for block in (*job.plan, *kept))
+            self.room_bytes += job.room_bytes
 
 
 def _is_over(job: Job, now_ms: int, settings: Settings) -> bool:

@@ -115,6 +115,8 @@ class StagedWrites(Part):
             if known is not None:
                 return self._describe(request.job_id, request.batch)
         refuse(self._disk_room.refusal())
+        # In the log, in the job's file, and as messages.
+        refuse(self._disk_room.bulk_refusal(state.staging.room_bytes + 3 * batch.bytes))
         refuse(self._flow.keys_refusal(batch))
         if self._queue_bytes + batch.bytes > QUEUE_BYTES_MAX:
             raise RequestError(limit_reached("staged blocks waiting", QUEUE_BYTES_MAX))

@@ -251,3 +251,31 @@ def test_a_queue_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [a for a in writer.answers if isinstance(a, Failure)]
     assert failures and all(f.reason == common_pb2.LIMIT_REACHED for f in failures)
     assert sum(isinstance(a, StagedJob) and a.state == STAGED_OPEN for a in writer.answers) == 21 - len(failures)
+
+
+def test_rows_are_staged_only_while_there_is_room_to_schedule_them() -> None:
+    """They lie in the log and in the job's file, and scheduling them takes as much again. The commit is not refused any
+    more: it took what the reserve keeps for settlements and checkpoints, down to the last byte on all nodes."""
+    world = World()
+    writer = Writer(world)
+    master = writer.master
+    record = bytes(50_000)
+    for node in world.nodes.values():
+        node.disk.fill(2 << 20)
+    while not (writer.answers and isinstance(writer.answers[-1], Failure)):
+        world.run(1_200)  # the node looks at its disk
+        before = len(writer.answers)
+        writer.stage(before, [record])
+        world.run_until(lambda before=before: len(writer.answers) > before)  # type: ignore[misc]
+    refused, staged = writer.answers.pop(), len(writer.answers)
+    assert isinstance(refused, Failure) and refused.metadata["field"] == "storage.space_reserve_bytes"
+    assert refused.reason == common_pb2.LIMIT_REACHED and "to schedule what is staged" in refused.message
+    assert master.host is not None
+    staging = master.host.core.state.staging
+    assert staged > 2 and staging.room_bytes > staged * len(record)
+    writer.commit(staged, staged)
+    writer.wait(staged + 1)
+    world.run_until(lambda: writer.job().state == STAGED_PUBLISHED)
+    world.run(3_000)
+    assert all(node.disk.space_left() and not node.fatal for node in world.nodes.values())
+    assert staging.room_bytes == 0
