@@ -358,6 +358,7 @@ async def list_sweeps(
 
 async def stage(core: NodeCore, request: staging_pb2.StageRequest, caller: Caller) -> staging_pb2.StagedJob:
     batch = from_batch(scheduler_pb2.ScheduleBatch(columns=request.columns), core.state.settings)
+    batch.client, batch.actor = caller.name, caller.actor
     refuse(told_by_master(core, may_replace(batch, caller)))
     return await core.parts.staging.stage(request, batch, caller.actor)
 

@@ -114,6 +114,8 @@ class Job:
     charged_bytes: int = 0
     room_bytes: int = 0
     """Of all blocks in its file."""
+    waiting_rows: int = 0
+    """Rows that may yet become messages."""
     owner: str = ""
     """User who owns the job; empty: nobody."""
 
@@ -158,6 +160,8 @@ class Staging:
         self.room_bytes = 0
         """What the rows of all jobs take on the disk, beside their files, once they are messages; no part of the
         state."""
+        self.waiting_rows = 0
+        """Rows of all jobs that may yet become messages; no part of the state."""
         self.doomed: list[str] = []
         """Files to remove once no checkpoint names them; no part of the state."""
 
@@ -258,6 +262,7 @@ class Staging:
         block = attempt.blocks[stage.sequence] = Block(offset, size, stage.rows, google_crc32c.value(stage.block))
         job.room_bytes += block.room_bytes
         self.room_bytes += block.room_bytes
+        self._wait(job, job.waiting_rows + block.rows)
         job.state = STAGED_OPEN
         job.touched_ms = max(job.touched_ms, stamped_ms)
         charge = max(size, CHARGE_BYTES_MIN)
@@ -298,6 +303,7 @@ class Staging:
         job.state, job.plan, job.position = STAGED_PUBLISHING, plan, 0
         self._publishing[job_id] = job
         job.rows, job.rows_published, job.rows_discarded = sum(block.rows for block in plan), 0, 0
+        self._wait(job, job.rows)
         job.fingerprint, job.memory_ms = commit.fingerprint, commit.memory_ms
         job.touched_ms = max(job.touched_ms, stamped_ms)
         if not plan:
@@ -327,6 +333,7 @@ class Staging:
         job.rows_published += published
         job.rows_discarded += block.rows - published - used
         job.position += 1
+        self._wait(job, job.waiting_rows - block.rows)
         job.touched_ms = max(job.touched_ms, stamped_ms)
         if job.position == len(job.plan):
             self._finish(job)
@@ -350,6 +357,7 @@ class Staging:
             job.dead_runs = [*job.dead_runs[1 - DEAD_RUNS_MAX :], abort.run_id]
         if job.state == STAGED_OPEN:
             job.attempts = {n: attempt for n, attempt in job.attempts.items() if attempt.run_id != abort.run_id}
+            self._wait(job, sum(attempt.rows for attempt in job.attempts.values()))
             if not job.attempts:
                 self._drop(job)
         return StagingResult(state=job.state_of(abort.batch))
@@ -396,6 +404,12 @@ class Staging:
         self.staged_bytes -= job.charged_bytes
         self.room_bytes -= job.room_bytes
         job.charged_bytes = job.room_bytes = 0
+        self._wait(job, 0)
+
+    def _wait(self, job: Job, rows: int) -> None:
+        """Of this job `rows` may yet become messages."""
+        self.waiting_rows += rows - job.waiting_rows
+        job.waiting_rows = rows
 
     def _finish(self, job: Job) -> None:
         job.published_through = job.batch
@@ -455,9 +469,10 @@ class Staging:
             if job.state == STAGED_PUBLISHING:
                 self._publishing[job.job_id] = job
             self.staged_bytes += job.charged_bytes
-            kept = (block for attempt in job.attempts.values() for block in attempt.blocks.values())
+            kept = [block for attempt in job.attempts.values() for block in attempt.blocks.values()]
             job.room_bytes = sum(block.room_bytes for block in (*job.plan, *kept))
             self.room_bytes += job.room_bytes
+            self._wait(job, sum(block.rows for block in (*job.plan[job.position :], *kept)))
 
 
 def _is_over(job: Job, now_ms: int, settings: Settings) -> bool:

@@ -110,14 +110,14 @@ class StagedWrites(Part):
         self._check_times(batch)
         state = self._core.state
         refuse(state.staging.owner_refusal(request.job_id, owner))
-        if not state.staging.holds(request.job_id, request.attempt, request.sequence):
+        again = state.staging.holds(request.job_id, request.attempt, request.sequence)
+        if not again:
             known = state.staging.judge(request.job_id, request.batch, request.run_id, batch.bytes, state.settings)
             if known is not None:
                 return self._describe(request.job_id, request.batch)
         refuse(self._disk_room.refusal())
-        # In the log, in the job's file, and as messages.
-        refuse(self._disk_room.bulk_refusal(state.staging.room_bytes + 3 * batch.bytes))
-        refuse(self._flow.keys_refusal(batch))
+        if not again:  # in the log, in the job's file, and as messages
+            refuse(self._disk_room.bulk_refusal(state.staging.room_bytes + 3 * batch.bytes))
         if self._queue_bytes + batch.bytes > QUEUE_BYTES_MAX:
             raise RequestError(limit_reached("staged blocks waiting", QUEUE_BYTES_MAX))
         name = batch.topics[0]
@@ -126,9 +126,16 @@ class StagedWrites(Part):
                 require_current(self._core)
                 raise refused(common_pb2.UNKNOWN_NAME, f"topic {name} does not exist", field="topic", value=name)
             await self._requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=owner))
-        result = await self._queue_block(request, batch, owner)
-        assert isinstance(result, StagingResult)
-        refuse(result.failure)
+        if not again:
+            refuse(self._flow.admit(batch, batch.when, self._core.clock.now_ms()))
+        try:
+            result = await self._queue_block(request, batch, owner)
+            assert isinstance(result, StagingResult)
+            refuse(result.failure)
+            if not again:
+                self._flow.staged(request.job_id, request.batch, batch)
+        finally:
+            self._flow.answered([batch])
         return self._describe(request.job_id, request.batch)
 
     def _check_times(self, batch: IncomingBatch) -> None:

@@ -1,7 +1,7 @@
 """Flow control of schedules: which requests the master admits to the log, by replicated settings.
 
 - `pending_max`, `topic_pending_max`: limits on pending messages, of the cluster and of a topic. Messages admitted and
-  not yet applied count.
+  not yet applied count, and so do staged rows.
 - `topic_quotas`, `client_quotas`: messages a second by topic and by client.
 - Quotas of a user while rights are on: messages and bytes a second, messages pending in the topics it may schedule to.
 - `tick_messages_max` (N): messages due in one tick. While a tick has fewer than N, all are accepted; above 2 N, none;
@@ -21,6 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.schedule.intake import IncomingBatch
+from tickwheel.node.core.schedule.staged_rows import StagedRows
 from tickwheel.node.core.schedule.topic_pending import TopicPending
 from tickwheel.node.core.work import UnreadableError
 from tickwheel.node.core.world import Now, fractions
@@ -129,6 +131,7 @@ class FlowControl(Part):
         self._in_all = 0
         self._by_topic: dict[str, int] = {}
         """Topic -> messages of these batches."""
+        self._staged = StagedRows(core.state.staging)
         self._topics = Buckets()
         self._clients = Buckets()
         self._user_messages = Buckets()
@@ -158,6 +161,7 @@ class FlowControl(Part):
         self._under_way.clear()
         self._in_all = 0
         self._by_topic.clear()
+        self._staged.clear()
 
     def limits(self, actor: str) -> bool:
         """Whether any limit may apply to requests of a user; empty: of nobody that has quotas."""
@@ -178,7 +182,7 @@ class FlowControl(Part):
         settings = self._state.settings
         if not self.limits(batch.actor) or self._brings_nothing(batch):
             return None
-        full = self._pending_refusal(batch) or self._user_pending_refusal(batch, now_ms)
+        full = self._pending_refusal(batch, now_ms) or self._user_pending_refusal(batch, now_ms)
         if full is not None:
             return self._refuse(batch, full)
         rates = self._rates(batch)
@@ -241,6 +245,10 @@ class FlowControl(Part):
             if times > 1:
                 self._under_way[id(batch)] = times - 1
 
+    def staged(self, job_id: str, number: int, batch: IncomingBatch) -> None:
+        """An admitted block of a job's batch `number` was staged."""
+        self._staged.take(job_id, number, dict(_by_topic(batch)))
+
     def _refuse(self, batch: IncomingBatch, failure: Failure) -> Failure:
         field = failure.metadata["field"]
         self.refused[field] = self.refused.get(field, 0) + batch.count
@@ -257,16 +265,22 @@ class FlowControl(Part):
             else:
                 self._by_topic.pop(name, None)
 
-    def _pending_refusal(self, batch: IncomingBatch) -> Failure | None:
+    def _pending(self) -> int:
+        """Messages pending in all, with those admitted and the rows staged."""
+        return self._wheel.pending + self._in_all + self._state.staging.waiting_rows
+
+    def _pending_refusal(self, batch: IncomingBatch, now_ms: int) -> Failure | None:
         settings = self._state.settings
         limit = settings.pending_max
-        if limit and self._wheel.pending + self._in_all + batch.count > limit:
+        if limit and self._pending() + batch.count > limit:
             return limit_reached("pending_max", limit, PENDING_WAIT_MS)
         limits = parse_quotas(settings.topic_pending_max) or {}
         if limits:
+            staged = self._staged.by_topic(now_ms)
             for name, count in _by_topic(batch):
                 limit = limits.get(name) or limits.get(QUOTA_OTHERS, 0)
                 there = self._topic_pending.of(self._state.topic_id(name)) + self._by_topic.get(name, 0)
+                there += staged.get(name, 0)
                 if count > limit > 0:
                     # The request alone exceeds the limit: a retry can never succeed.
                     return invalid("topic_pending_max", f"{count} messages for {name}", f"at most {limit}").failure
@@ -294,7 +308,7 @@ class FlowControl(Part):
         if known is None or known.rights is not rights:
             known = self._user_pending[user.name] = _UserPending(rights)
         if now_ms >= known.until_ms:
-            known.messages, known.until_ms = self._pending_of(known), now_ms + USER_SUM_MS
+            known.messages, known.until_ms = self._pending_of(known, now_ms), now_ms + USER_SUM_MS
         if batch.count > limit:
             # The request alone exceeds the quota: a retry can never succeed.
             return invalid("quotas.pending_max", f"{batch.count} messages", f"at most {limit}").failure
@@ -305,18 +319,18 @@ class FlowControl(Part):
         failure.metadata["value"] = batch.actor
         return failure
 
-    def _pending_of(self, known: _UserPending) -> int:
-        """Messages pending in a user's topics, with those admitted and not yet applied. Only topics that are new to
-        `known` are compared with the rights."""
+    def _pending_of(self, known: _UserPending, now_ms: int) -> int:
+        """Messages pending in a user's topics, with those admitted and not yet applied, and rows staged. Only topics
+        that are new to `known` are compared with the rights."""
         rights, topics = known.rights, self._state.topics
         if rights.all_topics(RIGHT_SCHEDULE):
-            return self._wheel.pending + self._in_all
+            return self._pending()
         kept = [topic_id for topic_id in known.topic_ids if topics.get(topic_id) is not None]
         new = (topic for topic in topics.after(known.last_id) if rights.topic(RIGHT_SCHEDULE, topic.name))
         known.topic_ids, known.last_id = kept + [topic.topic_id for topic in new], topics.last_id
         admitted = (
             count
-            for name, count in self._by_topic.items()
+            for name, count in chain(self._by_topic.items(), self._staged.by_topic(now_ms).items())
             if topics.named(name) is not None and rights.topic(RIGHT_SCHEDULE, name)
         )
         return sum(map(self._topic_pending.of, known.topic_ids)) + sum(admitted)

@@ -40,6 +40,7 @@ class Writer:
     def __init__(self, world: World) -> None:
         self.world = world
         self.answers: list[StagedJob | Failure] = []
+        self.run_id = "r"
 
     @property
     def master(self) -> Node:
@@ -47,7 +48,7 @@ class Writer:
 
     def stage(self, sequence: int, records: Sequence[bytes], *, attempt: int = 5, delay_ms: int = 60_000) -> None:
         """Stage a block and wait for the answer."""
-        request = staging_pb2.StageRequest(job_id="j", run_id="r", attempt=attempt, sequence=sequence)
+        request = staging_pb2.StageRequest(job_id="j", run_id=self.run_id, attempt=attempt, sequence=sequence)
         node = self.master
         assert node.host is not None
         node.host.core.serving.start(
@@ -58,10 +59,18 @@ class Writer:
     def commit(self, blocks: int, count: int, *, attempt: int = 5) -> None:
         """Commit one attempt."""
         named = staging_pb2.StagedAttempt(attempt=attempt, blocks=blocks, rows=count)
-        request = staging_pb2.CommitStagedRequest(job_id="j", run_id="r", attempts=[named])
+        request = staging_pb2.CommitStagedRequest(job_id="j", run_id=self.run_id, attempts=[named])
         node = self.master
         assert node.host is not None
         node.host.core.serving.start(node.host.core.parts.staging.commit(request), self.answers.append)
+        node.wake()
+
+    def abort(self) -> None:
+        """Drop what the run has staged."""
+        node = self.master
+        assert node.host is not None
+        request = staging_pb2.AbortStagedRequest(job_id="j", run_id=self.run_id)
+        node.host.core.serving.start(node.host.core.parts.staging.abort(request), self.answers.append)
         node.wake()
 
     def job(self) -> StagedJob:
@@ -279,3 +288,85 @@ def test_rows_are_staged_only_while_there_is_room_to_schedule_them() -> None:
     world.run(3_000)
     assert all(node.disk.space_left() and not node.fatal for node in world.nodes.values())
     assert staging.room_bytes == 0
+
+
+def limited(world: World, **settings: int | str) -> Node:
+    """The master of a cluster with these settings."""
+    master = world.elect()
+    assert master.host is not None
+    done: list[object] = []
+    command = AdminCommand(settings=admin_pb2.Settings(**settings))  # type: ignore[arg-type]
+    master.host.core.serving.start(master.host.core.parts.requests.admin(command), done.append)
+    master.wake()
+    world.run_until(lambda: bool(done))
+    return master
+
+
+def refused_by(writer: Writer) -> str:
+    """The limit by which the last block was refused."""
+    answer = writer.answers[-1]
+    assert isinstance(answer, Failure) and answer.reason == common_pb2.LIMIT_REACHED, answer
+    return answer.metadata["field"]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("pending_max", 100), ("topic_pending_max", "t=100")])
+def test_staged_rows_are_pending_to_be(name: str, limit: int | str) -> None:
+    """They take the room of a limit before the commit, while they are published, and as messages, each once: for other
+    blocks and for schedules. A repeated block needs none. What is aborted gives its room back."""
+    world = World(seed=81)
+    master = limited(world, **{name: limit})
+    writer, client = Writer(world), Client(world)
+
+    writer.stage(0, [b"x"] * 60)
+    writer.wait(1)
+    writer.stage(1, [b"x"] * 60)
+    world.run_until(lambda: len(writer.answers) == 2)
+    assert refused_by(writer) == name
+    del writer.answers[1:]
+    writer.stage(0, [b"x"] * 60)
+    writer.wait(2)
+    writer.abort()
+    writer.wait(3)
+    world.run(200)  # sums by topic are reused for a moment
+    writer.run_id = "r2"
+    writer.stage(0, [b"x"] * 50)
+    writer.stage(1, [b"x"] * 20)
+    writer.wait(5)
+    client.schedule([600_000] * 31)
+    world.run_until(lambda: bool(client.refused))
+    client.schedule([600_000] * 30)
+    world.run_until(lambda: len(client.acked) == 30)
+    writer.commit(2, 70)
+    world.run_until(lambda: writer.job().state == STAGED_PUBLISHED)
+    assert master.host is not None
+    assert master.host.core.wheel.pending == 100 and master.host.core.state.staging.waiting_rows == 0
+
+
+def test_the_next_master_counts_the_rows_staged_before() -> None:
+    """Those of committed jobs, too, as far as they are no messages yet."""
+    world = World(seed=82)
+    first = limited(world, pending_max=100)
+    writer = Writer(world)
+    writer.stage(0, [b"x"] * 60)
+    writer.wait(1)
+    first.kill()
+    world.run_until(lambda: world.master() not in (None, first))
+    writer.stage(1, [b"x"] * 60)
+    world.run_until(lambda: len(writer.answers) == 2)
+    assert refused_by(writer) == "pending_max"
+
+
+def test_staged_rows_pay_for_quotas() -> None:
+    """As schedules do: a block that overdraws passes, then none until it is paid back."""
+    world = World(seed=83)
+    limited(world, topic_quotas="t=100")
+    writer = Writer(world)
+    writer.stage(0, [b"x"] * 200)
+    writer.wait(1)
+    writer.stage(1, [b"x"])
+    world.run_until(lambda: len(writer.answers) == 2)
+    assert refused_by(writer) == "topic_quotas"
+    world.run(1_100)
+    writer.stage(2, [b"x"])
+    world.run_until(lambda: len(writer.answers) == 3)
+    assert isinstance(writer.answers[2], StagedJob)
