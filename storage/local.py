@@ -231,6 +231,7 @@ class LocalDisk:
         self, root: str | Path, *, space_reserve: int = 0, descriptors: DescriptorReserve | None = None
     ) -> None:
         self._root = Path(root)
+        self._path = str(root)
         self._descriptors = descriptors or DescriptorReserve()
         self._space_reserve_bytes = space_reserve
         self._lock_descriptor = -1
@@ -281,7 +282,7 @@ class LocalDisk:
         try:
             paths = self._descriptors.run_briefly(walk)
         except OSError as error:
-            raise _translated(error, "list", path or str(self._root)) from error
+            raise _translated(error, "list", path or self._path) from error
         return [found for found in paths if found != LOCK_NAME]
 
     def list(self, path: str) -> list[str]:
@@ -290,7 +291,7 @@ class LocalDisk:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise _translated(error, "list", path or str(self._root)) from error
+            raise _translated(error, "list", path or self._path) from error
         return names if path else [name for name in names if name != LOCK_NAME]
 
     def make_dir(self, path: str) -> None:
@@ -336,14 +337,14 @@ class LocalDisk:
         try:
             state = os.statvfs(self._root)
         except OSError as error:
-            raise _translated(error, "examine", str(self._root)) from error
+            raise _translated(error, "examine", self._path) from error
         return max(0, state.f_bavail * state.f_frsize - self._space_reserve_bytes)
 
     def space_total(self) -> int:
         try:
             state = os.statvfs(self._root)
         except OSError as error:
-            raise _translated(error, "examine", str(self._root)) from error
+            raise _translated(error, "examine", self._path) from error
         # Space reserved for the administrator does not count.
         return (state.f_blocks - state.f_bfree + state.f_bavail) * state.f_frsize
 
@@ -354,16 +355,26 @@ class LocalDisk:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             descriptor = self._descriptors.run(lambda: os.open(self._root / LOCK_NAME, flags, FILE_MODE))
         except OSError as error:
-            raise _translated(error, "open the lock of", str(self._root)) from error
+            raise _translated(error, "open the lock of", self._path) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise DirectoryInUseError(f"directory {str(self._root)!r} is in use by another process") from error
+            raise DirectoryInUseError(f"directory {self._path!r} is in use by another process") from error
         except OSError as error:
             os.close(descriptor)
-            raise _translated(error, "lock", str(self._root)) from error
+            raise _translated(error, "lock", self._path) from error
         self._lock_descriptor = descriptor
+
+    def stay(self) -> None:
+        """From now on work in the directory as it is, even if it is moved or something is mounted over it. By its path,
+        a node would write its next file where nobody looks for it, or among the files of another disk."""
+        try:
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+            descriptor = self._descriptors.run(lambda: os.open(self._root, flags))
+        except OSError as error:
+            raise _translated(error, "open the directory", self._path) from error
+        self._root = Path(f"/proc/self/fd/{descriptor}")
 
     def unlock(self) -> None:
         """Unlock the directory before the process ends. Idempotent."""
@@ -376,7 +387,7 @@ class LocalDisk:
 
     def _fsync_one_dir(self, path: str) -> None:
         target = self._below_root(path)
-        shown = path or str(self._root)
+        shown = path or self._path
 
         def fsync() -> None:
             descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -326,6 +326,7 @@ class NodeProcess:
             reserve_bytes = self._config.storage.space_reserve_bytes
             disk = LocalDisk(str(path), space_reserve=reserve_bytes, descriptors=self._descriptors)
             disk.lock()
+            disk.stay()
         except DiskFullError as error:
             raise self._unusable(error) from None
         except DiskError as error:

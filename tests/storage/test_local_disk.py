@@ -148,6 +148,25 @@ def test_lock_keeps_others_out(tmp_path: Path) -> None:
     second.unlock()
 
 
+def test_a_moved_directory_keeps_its_node(tmp_path: Path) -> None:
+    """Its next files, a vote among them, were made at the old path: whoever put the directory back lost them."""
+    disk = LocalDisk(tmp_path / "data")
+    disk.lock()
+    disk.stay()
+    disk.open("journal/1", create=True).close()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    disk.open("journal/2", create=True).close()
+    disk.open("vote.new", create=True).close()
+    disk.rename("vote.new", "vote")
+    disk.make_dir("hours")
+    for path in ("", "journal"):
+        disk.fsync_dir(path)
+    assert disk.files("") == ["journal/1", "journal/2", "vote"] and disk.list("") == ["hours", "journal", "vote"]
+    disk.remove("journal")
+    assert not disk.exists("journal") and disk.space_left() > 0 and disk.space_total() > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
+
+
 def test_descriptors_are_not_inherited(tmp_path: Path) -> None:
     """A child process gets none of our files."""
     disk = LocalDisk(tmp_path)
