@@ -43,7 +43,7 @@ def check(
     try:
         config = read_config(file, os.environ if environment else {})
         read_tls(config)
-        problem = _no_directory(config.data_path)
+        problem, remark = _looked_at(config.data_path)
         if problem:
             raise ConfigError([Problem("node.data_dir", config.node.data_dir, problem)])
     except ConfigError as error:
@@ -54,26 +54,36 @@ def check(
             typer.echo(f"{file}: {len(error.problems)} problem(s)\n{_HINT}", err=True)
         raise typer.Exit(EXIT_CONFIG) from None
     if as_json:
-        print_json({"file": str(file), "node": config.node.id, "cluster": config.cluster.id, "problems": []})
+        found = {"file": str(file), "node": config.node.id, "cluster": config.cluster.id, "problems": []}
+        print_json({**found, "remarks": [remark] if remark else []})
         return
     typer.echo(f"{file}: node {config.node.id} of cluster {config.cluster.id}, no problems")
+    if remark:
+        typer.echo(f"node.data_dir = {config.node.data_dir}: {remark}")
 
 
-def _no_directory(path: Path) -> str:
-    """Why no node can have its data at a path, whoever runs it. Empty: one may, as far as this user sees."""
+def _looked_at(path: Path) -> tuple[str, str]:
+    """Why no node can have its data at a path, whoever runs it; and why this user's cannot. Empty: one may, as far as
+    this user sees."""
     for place in (path, *path.parents):
         try:
             found = place.stat()
+            if not stat.S_ISDIR(found.st_mode):
+                return f"{place} is not a directory", ""
+            if os.statvfs(place).f_flag & os.ST_RDONLY:
+                return f"{place} is on a file system that is mounted read-only", ""
         except (FileNotFoundError, NotADirectoryError):
             if place.is_symlink():
-                return f"{place} is a link that leads nowhere"
+                return f"{place} is a link that leads nowhere", ""
         except PermissionError:
-            return ""
+            return "", ""
         except OSError as error:  # a name that is too long, or a ring of links
-            return f"{str(place)[:100]}: {error.strerror}"
+            return f"{str(place)[:100]}: {error.strerror}", ""
         else:
-            return "" if stat.S_ISDIR(found.st_mode) else f"{place} is not a directory"
-    return ""
+            if os.access(place, os.W_OK | os.X_OK):
+                return "", ""
+            return "", f"this user cannot write to {place}; the node must run as one who can"
+    return "", ""
 
 
 @config_app.command("reference")

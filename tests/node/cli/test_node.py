@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -122,3 +124,18 @@ def test_a_data_directory_that_can_be_none_is_a_problem(name: str, said: str, tm
     result = CliRunner().invoke(node_app, ["config", "check", str(file), "--no-environment"])
     assert result.exit_code == (2 if said else 0), result.output
     assert said in result.output and ("1 problem(s)" in result.output) == bool(said)
+
+
+def test_a_data_directory_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only file system is a problem. What this user cannot write to is none: the node's user may be another."""
+    file = tmp_path / "node.toml"
+    file.write_text(f'[cluster]\nid = "c"\n[node]\nid = "n"\ndata_dir = "{tmp_path / "data"}"\n')
+    command = ["config", "check", str(file), "--no-environment"]
+    monkeypatch.setattr(os, "access", lambda place, mode: place != tmp_path)
+    result = CliRunner().invoke(node_app, command)
+    assert result.exit_code == 0 and "no problems" in result.output
+    assert f"this user cannot write to {tmp_path}" in result.output
+    assert json.loads(CliRunner().invoke(node_app, [*command, "--json"]).output)["remarks"]
+    monkeypatch.setattr(os, "statvfs", lambda place: SimpleNamespace(f_flag=os.ST_RDONLY))
+    result = CliRunner().invoke(node_app, command)
+    assert result.exit_code == 2 and f"{tmp_path} is on a file system that is mounted read-only" in result.output
