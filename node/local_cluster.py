@@ -2,7 +2,7 @@
 
 Owns the processes that it started, and their configuration files, logs and ports, in one directory. Ports are chosen
 once and kept in the configuration, so a stopped cluster can start again on its data. At the start of a node its log is
-cut to LOG_BYTES_MAX. Stop is idempotent and waits.
+cut to LOG_BYTES_MAX. Stop is idempotent and waits. Nodes end with the process that started them, however that ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 LOG_BYTES_MAX = 4 << 20
 STOP_S = 20.0
+KILL_S = 5.0
 READY_S = 30.0
 POLL_S = 0.05
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -310,10 +311,12 @@ class LocalCluster:
 
     def command(self, node: LocalNode) -> list[str]:
         """The command line that starts a node."""
-        return [sys.executable, "-m", "tickwheel.node.cli.main", "node", "--config", str(node.config_file)]
+        arguments = ["--parent", str(os.getpid()), "node", "--config", str(node.config_file)]
+        return [sys.executable, "-m", "tickwheel.node.bound_node", *arguments]
 
     def start_node(self, node: LocalNode) -> None:
-        """Start its process; does not wait."""
+        """Start its process; does not wait. Call it on the main thread: the node ends with the thread that started
+        it."""
         if node.running:
             return
         _cut_log(node.log_file)
@@ -328,16 +331,20 @@ class LocalCluster:
     async def kill_node(self, node: LocalNode) -> None:
         """SIGKILL, and wait until the process is gone."""
         self.signal_node(node, signal.SIGKILL)
-        await self._gone(node, 5.0)
+        await self._gone(node, KILL_S)
 
     async def stop_node(self, node: LocalNode) -> int:
         """SIGTERM, and wait; SIGKILL after STOP_S. Returns the exit code."""
-        if node.process is None:
-            return 0
+        await self._stops(node)
+        return 0 if node.process is None else node.process.returncode
+
+    async def _stops(self, node: LocalNode) -> bool:
+        """Stop it. False: it had to be killed."""
         self.signal_node(node, signal.SIGTERM)
-        if not await self._gone(node, STOP_S):
-            await self.kill_node(node)
-        return node.process.returncode
+        if await self._gone(node, STOP_S):
+            return True
+        await self.kill_node(node)
+        return False
 
     async def _gone(self, node: LocalNode, timeout_s: float) -> bool:
         process = node.process
@@ -361,12 +368,23 @@ class LocalCluster:
                 told(f"{node.node_id} started as process {node.pid}; its log is {node.log_file}")
         await self.wait_ready(told=told)
 
-    async def stop(self) -> None:
-        """Stop all and wait."""
-        await asyncio.gather(*(self.stop_node(node) for node in self.nodes if node.running))
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.close()
+    async def stop(self) -> list[LocalNode]:
+        """Stop all and wait. Returns those that had to be killed after STOP_S. If it is cancelled, it kills all."""
+        running = [node for node in self.nodes if node.running]
+        try:
+            in_time = await asyncio.gather(*map(self._stops, running))
+        except asyncio.CancelledError:
+            for node in running:
+                self.signal_node(node, signal.SIGKILL)
+            for node in running:
+                assert node.process is not None
+                node.process.wait(KILL_S)
+            raise
+        finally:
+            if self._client is not None:
+                client, self._client = self._client, None
+                await client.close()
+        return [node for node, good in zip(running, in_time, strict=True) if not good]
 
     def discard(self) -> None:
         """Remove the files that this cluster made, unless they are in use. Stop it first."""
@@ -463,8 +481,21 @@ def on_end(act: Callable[[], None]) -> None:
         loop.add_signal_handler(signal.SIGHUP, act)
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """What is tidied up in this context is tidied up to its end, whatever signal comes. Main thread only."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
 def run_to_end(main: Coroutine[Any, Any, T]) -> T:
-    """Like asyncio.run, but SIGTERM and SIGHUP cancel `main` as Ctrl-C does, so that it can stop its nodes.
+    """Like asyncio.run, but SIGTERM and SIGHUP cancel `main` as Ctrl-C does, so that it can stop its nodes. A second
+    signal cancels that, too.
 
     Raises KeyboardInterrupt after any of them.
     """

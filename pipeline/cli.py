@@ -6,6 +6,7 @@ Spark, Arrow and the client are imported by the commands that need them, so that
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import tempfile
 import time
@@ -290,6 +291,7 @@ def demo(
     from rich.console import Console
 
     from tickwheel.node.demo.flights import FlightsMissingError
+    from tickwheel.node.local_cluster import undisturbed
     from tickwheel.pipeline.demo.run import DemoConfig, PipelineDemo
     from tickwheel.pipeline.session import NoJavaError
 
@@ -300,9 +302,12 @@ def demo(
     console = Console(highlight=False, markup=False)
     try:
         good = PipelineDemo(DemoConfig(folder.absolute(), days, seconds, master=master), console).run()
-    except (NoJavaError, FlightsMissingError) as error:
-        raise failed(str(error)) from None
-    except KeyboardInterrupt:
+    except (NoJavaError, FlightsMissingError, KeyboardInterrupt) as error:
+        if out is None:
+            with undisturbed():
+                shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, KeyboardInterrupt):
+            raise failed(str(error)) from None
         console.print("\nended; all processes are stopped")
         raise typer.Exit(130) from None
     if good:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tickwheel.node.local_cluster import LocalCluster, LocalNode
-
-
-class _BoundCluster(LocalCluster):
-    """Its nodes do not outlive this process."""
-
-    def command(self, node: LocalNode) -> list[str]:
-        arguments = ["node", "--config", str(node.config_file)]
-        return [sys.executable, "-m", "tickwheel.testing.bound_node", str(os.getpid()), *arguments]
+from tickwheel.node.local_cluster import LocalCluster
 
 
 @contextmanager
 def real_node(directory: Path) -> Iterator[str]:
     """A running node with its files in that directory; gives its address. For code without a running loop, in the main
     thread."""
-    cluster = _BoundCluster(directory, 1, cluster_id="tests")
+    cluster = LocalCluster(directory, 1, cluster_id="tests")
     with asyncio.Runner() as runner:
         try:
             runner.run(cluster.start())

@@ -27,7 +27,7 @@ from typing import IO
 
 from tickwheel.node import local_cluster
 
-MODULES = ("tickwheel.node.cli.main", "tickwheel.chaos.live.node_start")
+MODULES = ("tickwheel.node.bound_node", "tickwheel.chaos.live.node_start")
 """As which nodes are started."""
 NOT_IN = ("--namespace",)
 """Arguments of nodes that are started as always."""

@@ -104,13 +104,13 @@ class ChaosCluster(LocalCluster):
                 await self._proxies.listen(node.node_id, node.client_dialled, node.client_address, CLIENTS)
         await super().start()
 
-    async def stop(self) -> None:
-        """Stop everything in order; idempotent. A node that does not stop is killed."""
+    async def stop(self) -> list[LocalNode]:
+        """Stop everything in order; idempotent. A node that does not stop is killed, as in LocalCluster."""
         self.network.heal_all()
         for node in self.nodes:
             self.resume(node)
         try:
-            await super().stop()
+            return await super().stop()
         finally:
             self.kill_all()
             await self.network.stop()

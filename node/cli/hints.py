@@ -61,6 +61,7 @@ HINTS: Mapping[str, str] = {
     "GATEWAY_CONFIG": "docs/HTTP.md explains every field; --check only reads the file",
     "LOCAL_CLUSTER": "`tickwheel up --help` shows how to take another directory or other ports",
     "NODE_ENDED": "`tickwheel up --node ID` starts it again, with the same --data",
+    "NODE_KILLED": "nothing acknowledged is lost by that: the next `tickwheel up` goes on with its data",
     "NOT_CONFIRMED": "--yes confirms it without a question",
     "NO_DATA": "data_dir of the configuration names the directory: `tickwheel config check`",
     "PACKAGE": "a virtual environment of its own keeps optional packages apart",

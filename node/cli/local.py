@@ -17,7 +17,7 @@ from tickwheel.node.cli.contexts import ADDRESSES_FALLBACK
 from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import Asked, Commands
 from tickwheel.node.cli.output import err, fail, one_line, out, print_json, print_table, table
-from tickwheel.node.local_cluster import LocalCluster, LocalNode, on_end, run_to_end
+from tickwheel.node.local_cluster import STOP_S, LocalCluster, LocalNode, on_end, run_to_end, undisturbed
 from tickwheel.node.made_files import LocalClusterError, MadeFiles
 
 local_app = Commands(ask_cluster=False)
@@ -49,7 +49,7 @@ def up(
         str, typer.Option("--node", help="Start only this node, which has ended, beside the others that still run.")
     ] = "",
 ) -> None:
-    """Run a cluster on this machine until Ctrl-C. Print its addresses once it is ready.
+    """Run a cluster on this machine until Ctrl-C; a second one kills it. Print its addresses once it is ready.
 
     If one node has ended, `tickwheel up --node n2` in another terminal starts it again.
     """
@@ -83,15 +83,21 @@ def _start_again(data: Path, node_id: str, *, quiet: bool) -> bool:
 
 
 async def _run_until_told(cluster: LocalCluster, *, quiet: bool, only: str = "") -> bool:
-    """Run the cluster, or `only` this node of it, until a signal comes or no node is left. Returns whether a node ended
-    by itself.
+    """Run the cluster, or `only` this node of it, until a signal comes or no node is left. A second signal kills what
+    has not stopped. Returns whether a node ended by itself, or not as it should when it was told to stop.
 
     Raises typer.Abort if the signal came before the cluster was ready.
     """
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, stop.set)
-    on_end(stop.set)
+
+    def signalled() -> None:
+        if stop.is_set():
+            hurry.set()
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGINT, signalled)
+    on_end(signalled)
 
     def told(text: str) -> None:
         if not (quiet or Asked.json):
@@ -113,10 +119,34 @@ async def _run_until_told(cluster: LocalCluster, *, quiet: bool, only: str = "")
         for task in (starting, stopping):
             task.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
-        if not Asked.json:
-            err.print("Stopping ...")
-        await cluster.stop()
-    return any(ended)
+        stopped = await _stop(cluster, hurry)
+    return any(ended) or not stopped
+
+
+async def _stop(cluster: LocalCluster, hurry: asyncio.Event) -> bool:
+    """Stop the nodes, and say of each that did not end as it should what became of it; there is one: False."""
+    running = [node for node in cluster.nodes if node.running]
+    if not Asked.json:
+        err.print("Stopping ...")
+    stopping, hurried = asyncio.ensure_future(cluster.stop()), asyncio.ensure_future(hurry.wait())
+    await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    hurried.cancel()
+    await asyncio.gather(stopping, hurried, return_exceptions=True)
+    killed = [] if stopping.cancelled() else stopping.result()
+    good = True
+    for node in running:
+        code = node.process.returncode if node.process is not None else 0
+        if code in (0, -signal.SIGTERM):  # so ends one that has just been started
+            continue
+        good = False
+        facts, reason, what = {"node_id": node.node_id}, "NODE_KILLED", "was killed before it had stopped"
+        if code != -signal.SIGKILL:
+            reason, what = "NODE_ENDED", f"ended with code {code}; see {node.log_file}"
+        elif node in killed:
+            what = f"was killed: it did not stop within {STOP_S:g} s"
+        fail(f"node {node.node_id} {what}", reason, facts)
+    return good
 
 
 def _address_option(cluster: LocalCluster) -> str:
@@ -210,7 +240,8 @@ def demo(
         raise typer.Exit(2) from None
     finally:
         if not keep:
-            shutil.rmtree(directory, ignore_errors=True)
+            with undisturbed():
+                shutil.rmtree(directory, ignore_errors=True)
     events = run.events
     report = {
         "scheduled": tally.scheduled,

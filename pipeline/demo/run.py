@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tickwheel.client import Consumer
-from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.node.local_cluster import LocalCluster, undisturbed
 from tickwheel.pipeline import audit as judging
 from tickwheel.pipeline import forecast as looking
 from tickwheel.pipeline.build import BuildConfig, build
@@ -99,7 +99,7 @@ class PipelineDemo:
                 good = self._bulk(spark, cluster)
                 good &= self._day(spark, cluster)
             finally:
-                with _undisturbed():
+                with undisturbed():  # a second Ctrl-C must not leave processes behind
                     self._runner.run(cluster.stop())
                     self._runner.close()
                     if spark is not None and ours:
@@ -265,11 +265,3 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave processes behind."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    yield

@@ -12,11 +12,11 @@ CODE = """
 import sys
 from pathlib import Path
 from tickwheel.testing import real_node
-before = real_node._BoundCluster.start_node
+before = real_node.LocalCluster.start_node
 def start_node(self, node):
     before(self, node)
     print(node.pid, flush=True)
-real_node._BoundCluster.start_node = start_node
+real_node.LocalCluster.start_node = start_node
 with real_node.real_node(Path(sys.argv[1])):
     print("runs", flush=True)
     sys.stdin.read()

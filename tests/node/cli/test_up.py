@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import time
@@ -38,7 +39,8 @@ def stopped(process: subprocess.Popen[str]) -> int:
 
 
 def test_up_stops_on_ctrl_c_and_starts_again_on_its_data(tmp_path: Path) -> None:
-    """The message of the first run is pending in the second; no node process is left."""
+    """The message of the first run is pending in the second; no node process is left. A second Ctrl-C does not wait for
+    a node that hangs, and says so."""
     process, said = started(tmp_path / "data")
     addresses = said["addresses"]
     assert isinstance(addresses, list)
@@ -52,8 +54,23 @@ def test_up_stops_on_ctrl_c_and_starts_again_on_its_data(tmp_path: Path) -> None
     with Client(addresses) as client:
         assert client.get(receipt.id, content=True).payload == b"x"
         assert [message.id for message in client.list_pending("kept")] == [receipt.id]
-    assert stopped(process) == 0
-    assert not Path(f"/proc/{nodes[0]['pid']}").exists()
+    status = Path(f"/proc/{nodes[0]['pid']}/status")
+    os.kill(nodes[0]["pid"], signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    while not has_pending(status, signal.SIGTERM):
+        assert process.poll() is None
+        time.sleep(LOOK_S)
+    process.send_signal(signal.SIGINT)
+    complaint = process.communicate(timeout=60)[1]
+    assert (process.returncode, json.loads(complaint)["reason"]) == (1, "NODE_KILLED")
+    assert "node n1 was killed before it had stopped" in complaint
+    assert not status.exists()
+
+
+def has_pending(status: Path, number: signal.Signals) -> bool:
+    """Whether a signal waits for a process that does not run."""
+    (mask,) = (line.split()[1] for line in status.read_text().splitlines() if line.startswith("ShdPnd:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_data_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -69,7 +86,7 @@ def test_data_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_running_cluster_keeps_data_and_ports(tmp_path: Path) -> None:
     """A second `up` is refused: --fresh on the same directory, with `up` or its nodes alone left; and other data on the
-    ports that are taken, which are named."""
+    ports that are taken, which are named. The nodes of a command that was killed stop."""
     process, said = started(tmp_path / "data")
     nodes = said["nodes"]
     assert isinstance(nodes, list)
@@ -78,13 +95,18 @@ def test_a_running_cluster_keeps_data_and_ports(tmp_path: Path) -> None:
         assert "another command runs the cluster" in refused(tmp_path / "data", "--fresh")
         said_no = refused(tmp_path / "other", "--port", port)
         assert f"port {port} cannot be used for clients of n1" in said_no
+        os.kill(nodes[0]["pid"], signal.SIGSTOP)
         process.kill()
         process.communicate()
         assert "a node is running on" in refused(tmp_path / "data", "--fresh")
         told = json.loads(refused(tmp_path / "data"))["error"]
         assert told.endswith(f"was killed. Stop them: kill {nodes[0]['pid']}"), told
+        node = os.pidfd_open(nodes[0]["pid"])
     finally:
-        os.kill(nodes[0]["pid"], signal.SIGKILL)
+        os.kill(nodes[0]["pid"], signal.SIGCONT)
+    assert select.select([node], [], [], 20.0)[0], "it ends without the command, as by a SIGTERM"
+    os.close(node)
+    assert "node has stopped" in (tmp_path / "data" / "n1" / "node.log").read_text()
     assert (tmp_path / "data" / "n1" / "data" / "identity").exists()
 
 
