@@ -372,7 +372,7 @@ class GrpcNetwork:
         self,
         peer_id: str,
         held: Sequence[HeldFile],
-        chunk: Callable[[CheckpointChunk], None],
+        chunk: Callable[[CheckpointChunk], bool | None],
         done: Callable[[str | None], None],
     ) -> None:
         link = self._links.get(peer_id)
@@ -395,10 +395,11 @@ class GrpcNetwork:
         peer_id: str,
         address: str,
         request: FetchCheckpointRequest,
-        chunk: Callable[[CheckpointChunk], None],
+        chunk: Callable[[CheckpointChunk], bool | None],
         done: Callable[[str | None], None],
     ) -> None:
         problem: str | None = "the copy ended early"
+        wanted = True
         patience_s = COPY_BEGIN_S
         try:
             async with await self._connect(peer_id, address) as connection:
@@ -415,7 +416,9 @@ class GrpcNetwork:
                     patience_s = COPY_SILENCE_S
                     if received.comparing:
                         continue
-                    chunk(received)
+                    wanted = chunk(received) is not False
+                    if not wanted:
+                        break
                     if received.last:
                         problem = None
         except CallError as error:
@@ -424,7 +427,7 @@ class GrpcNetwork:
             problem = f"nothing came for {patience_s:.0f} s"
         except OSError as error:
             problem = str(error)
-        if problem is not None:
+        if problem is not None and wanted:
             self._warn(peer_id, f"the checkpoint of {address} could not be copied: {problem}")
         done(problem)
         self._wake()

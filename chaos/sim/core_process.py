@@ -409,7 +409,7 @@ class CoreProcess:
         self,
         peer_id: str,
         held: Sequence[HeldFile],
-        chunk: Callable[[CheckpointChunk], None],
+        chunk: Callable[[CheckpointChunk], bool | None],
         done: Callable[[str | None], None],
     ) -> None:
         """Copy a peer's checkpoint as a separate call would: late, and not at all if either node dies; piece by piece

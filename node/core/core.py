@@ -91,6 +91,9 @@ class NodeCore:
         self._on_fatal, self.report = on_fatal, report
         self.started_ns = ports.clock.monotonic_ns()
         self.stopped = False
+        self.lacks_checkpoint = ""
+        """Why this node could not keep the checkpoint that it needs, for its operator. Empty: it needs none, or is
+        copying it. The node's host knows."""
         self._stirred = True
         """A frame or connection has come that concerns parts, so that they look at the next tick."""
         self.recover_to, self._recovered = 0, False

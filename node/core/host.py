@@ -33,6 +33,9 @@ from tickwheel.storage.manifest import read_manifest
 from tickwheel.storage.partial_copy import CopyError
 
 HARD_STATE_PATH = f"{JOURNAL_DIRECTORY}/{HARD_STATE_FILE}"
+COPY_PAUSE_NS_MIN, COPY_PAUSE_NS_MAX = 2_000_000_000, 60_000_000_000
+"""After a copy that this node could not keep, mostly because its disk has no room for it, comes a pause as long as the
+copy took, within these bounds."""
 
 
 class CheckpointSource(Protocol):
@@ -42,10 +45,11 @@ class CheckpointSource(Protocol):
         self,
         peer_id: str,
         held: Sequence[HeldFile],
-        chunk: Callable[[CheckpointChunk], None],
+        chunk: Callable[[CheckpointChunk], bool | None],
         done: Callable[[str | None], None],
     ) -> None:
-        """Call `chunk` for every chunk in order, then `done(None)`; or `done(reason)` after a failure.
+        """Call `chunk` for every chunk in order, then `done(None)`; or `done(reason)` after a failure, or if `chunk`
+        returned False: it wants no more.
 
         `held`: what this node has of the files, the most bytes first. A file that begins with that is given from there
         on.
@@ -104,6 +108,9 @@ class NodeHost:
         self._fetching = False
         self._copy: CheckpointCopy | None = None
         """The pieces of a checkpoint that this process has received, in one try or several."""
+        self._copy_begun_ns = self._no_copy_until_ns = self._refused_at = 0
+        """When the last copy was begun. After one that this node could not keep: when it may ask again, and the last
+        entry of its journal then."""
         self._received = False
         """A complete checkpoint of a peer waits to be installed."""
         self._started = False
@@ -215,6 +222,8 @@ class NodeHost:
         """As `NodeCore.tick`; also carries on the copy of a checkpoint."""
         self._install()
         self._tidy()
+        if self.core.lacks_checkpoint and self._last_index() > self._refused_at:
+            self.core.lacks_checkpoint = ""  # the entries came after all
         return self.core.serving.attempt("a tick", 0, self.core.tick, woken=woken)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
@@ -239,7 +248,11 @@ class NodeHost:
     def _checkpoint_needed(self, peer_id: str) -> None:
         if self._fetching or self._stopped or self._source is None:
             return
+        now_ns = self._ports.clock.monotonic_ns()
+        if now_ns < self._no_copy_until_ns:
+            return
         self._fetching = True
+        self._copy_begun_ns = now_ns
         if self._copy is not None:
             self._fetch(peer_id, self._copy)
             return
@@ -251,6 +264,7 @@ class NodeHost:
                 self._fetching = False
                 if not isinstance(error, DiskFullError):
                     self._fatal(f"what is left of a copied checkpoint could not be read: {error}")
+                self._refused(peer_id, error)
                 return
             self._copy = copy
             self._fetch(peer_id, copy)
@@ -260,21 +274,22 @@ class NodeHost:
     def _fetch(self, peer_id: str, copy: CheckpointCopy) -> None:
         assert self._source is not None
         held = copy.begin()
-        problem: list[str] = []
+        problem: list[Exception] = []
 
-        def chunk(received: CheckpointChunk) -> None:
-            if problem:
-                return
-            try:
-                copy.take(received)
-            except (CopyError, DiskError) as error:
-                problem.append(str(error))
+        def chunk(received: CheckpointChunk) -> bool:
+            if not problem:
+                try:
+                    copy.take(received)
+                except (CopyError, DiskError) as error:
+                    problem.append(error)
+            return not problem
 
         def done(reason: str | None) -> None:
             if self._stopped:
                 return
             if problem:
                 self._give_up(copy)
+                self._refused(peer_id, problem[0])
                 return
             if reason is not None:
                 # If the copy is still needed, the log asks again.
@@ -291,6 +306,7 @@ class NodeHost:
                 self._give_up(copy)
                 if not isinstance(error, CopyError | DiskFullError):
                     self._fatal(f"a checkpoint could not be stored: {error}")
+                self._refused(peer_id, error)
                 return
             if copy.index < self.core.applied.index:
                 # The missing entries came after all, from a master with a longer log: the copy would set the node back.
@@ -298,6 +314,7 @@ class NodeHost:
                 return
             self._received = True
             self._copy = self._left_at = None
+            self.core.lacks_checkpoint = ""
             self.core.stop()
             self._install()
 
@@ -307,6 +324,18 @@ class NodeHost:
         self._fetching = False
         self._copy = self._left_at = None
         copy.abandon()
+
+    def _refused(self, peer_id: str, error: BaseException | None) -> None:
+        """Say why this node cannot keep the checkpoint that it needs, and wait before it asks for it again."""
+        now_ns = self._ports.clock.monotonic_ns()
+        took_ns = now_ns - self._copy_begun_ns
+        self._no_copy_until_ns = now_ns + min(max(took_ns, COPY_PAUSE_NS_MIN), COPY_PAUSE_NS_MAX)
+        self._refused_at = self._last_index()
+        advice = "; free space in the data directory" if isinstance(error, DiskFullError) else ""
+        reason = f"the checkpoint of {peer_id}, which it needs, could not be stored: {error}{advice}"
+        if not self._stopped:
+            self.core.lacks_checkpoint = reason
+            self._report(Reported("warning", "a checkpoint could not be copied", {"peer": peer_id, "reason": reason}))
 
     def _last_index(self) -> int:
         return 0 if self._journal is None else self._journal.last_index

@@ -71,7 +71,7 @@ class House:
         self._role_term = 0
         """The term in which it took this role."""
         self._phase = ""
-        self._halted = ""
+        self._halted = self._no_room = ""
         self._unfounded = ""
         self._addresses_known = False
         self._unsound = 0
@@ -139,6 +139,10 @@ class House:
             log.warning("this node does not vote yet", reason=unfounded)
         if halted and halted != self._halted:
             log.warning("this node takes no part", reason=halted)
+        no_room = core.parts.bulk.no_room
+        if no_room and no_room != self._no_room:
+            log.warning("this node applies nothing further", reason=no_room)
+        self._no_room = no_room
         self._unfounded, self._halted = unfounded, halted
 
     def _tell_addresses(self) -> None:

@@ -92,6 +92,8 @@ class _Fetch:
     bytes: int = 0
     failed: int = 0
     """Peers asked in a row without a piece."""
+    no_room: bool = False
+    """This node's disk has no room for it."""
     past: str = ""
     """A peer that lacks the bundle and has applied more than this node: the bundle's messages have been removed
     there."""
@@ -396,9 +398,10 @@ class BulkLoad(Part):
         elif steady_ms < fetch.asked_until_ms:
             return
         try:
-            fetch.bytes = self.store.offer(fetch.name, fetch.total_bytes).bytes
-        except RequestError:
-            fetch.bytes = 0
+            fetch.bytes = self.store.offer(fetch.name, fetch.total_bytes, needed=True).bytes
+            fetch.no_room = False
+        except RequestError as error:
+            fetch.bytes, fetch.no_room = 0, error.failure.reason == common_pb2.DISK_FULL
         if fetch.past and fetch.failed > len(self._reachable()):
             self._copy_instead(fetch)
         fetch.peer += 1
@@ -434,11 +437,22 @@ class BulkLoad(Part):
         return min(times) - now.steady_ms if times else None
 
     @property
+    def no_room(self) -> str:
+        """The missing bundle for which the disk has no room, in words; empty: none."""
+        fetch = self._fetch
+        if fetch is None or not fetch.no_room:
+            return ""
+        return (
+            f"bundle {fetch.name} is missing, before which this node applies nothing further, and the disk has no room "
+            f"for its {fetch.total_bytes} bytes: free space in the data directory"
+        )
+
+    @property
     def waiting(self) -> str:
         """The missing bundle that keeps this node from applying, in words; empty: none."""
         fetch = self._fetch
-        if fetch is None:
-            return ""
+        if fetch is None or fetch.no_room:
+            return self.no_room
         return (
             f"fetching bundle {fetch.name} from its peers before it applies further: "
             f"{fetch.bytes} of {fetch.total_bytes} bytes; if no peer has it, restore one that had it, or let this "

@@ -33,7 +33,7 @@ PART_IDLE_MS = 120_000
 UNCLAIMED_MS = 3_600_000
 PIECE_BYTES_MAX = 1 << 20
 SPACE_RESERVE_BYTES = 256 << 20
-"""Disk space that bundles leave to everything else."""
+"""Disk space that bundles from clients leave to everything else."""
 CHECK_PERIOD_MS = 30_000
 PART_SUFFIX = ".part"
 
@@ -126,8 +126,12 @@ class BundleStore:
         """Size of a complete bundle in bytes."""
         return self._disk.size(bundle_path(name))
 
-    def offer(self, name: str, total_bytes: int) -> BundleState:
-        """How much of the bundle this node has; it then accepts the rest. Raises RequestError: it has no room."""
+    def offer(self, name: str, total_bytes: int, *, needed: bool = False) -> BundleState:
+        """How much of the bundle this node has; it then accepts the rest. Raises RequestError: it has no room.
+
+        `needed`: the log waits for it. So it may take the room that others leave free: without it this node applies
+        nothing, and its journal would fill that room.
+        """
         if self._stopped:
             raise RequestError(_starts_anew())
         if not is_name(name):
@@ -141,7 +145,7 @@ class BundleStore:
             if len(self._parts) >= PARTS_MAX:
                 raise RequestError(limit_reached("bundles_coming_in", PARTS_MAX, 1_000))
             wanted = total_bytes + sum(p.total_bytes - p.bytes for p in self._parts.values())
-            if self._disk.space_left() < wanted + SPACE_RESERVE_BYTES:
+            if self._disk.space_left() < wanted + (0 if needed else SPACE_RESERVE_BYTES):
                 text = f"no room for a bundle of {total_bytes} bytes: make some, the load goes on where it was"
                 raise refused(common_pb2.DISK_FULL, text, retry_after_ms=5_000)
             part = self._parts[name] = _Part(name, total_bytes, self._steady_ms())

@@ -32,13 +32,14 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
     members = {member.node_id for member in core.log.members()}
     if core.identity.node_id not in members:
         waits = "its log names other members" if members else "its log names no members yet"
-        return admin_pb2.NODE_NOT_MEMBER, f"{waits}: it waits to be added"
+        return admin_pb2.NODE_NOT_MEMBER, core.lacks_checkpoint or f"{waits}: it waits to be added"
     if core.parts.founding.reason and log.master_id is None:
         return admin_pb2.NODE_ALONE, core.parts.founding.reason
     if core.recovering:
         # First of all: until then the cursor that it shows is an older one (P6).
         replayed = f"replayed {core.applied.index} of {max(core.recover_to, log.last_index)} entries"
-        waits = log.halted or ("" if log.master_id else "it hears no master")
+        waits = log.halted or core.parts.bulk.waiting or core.lacks_checkpoint
+        waits = waits or ("" if log.master_id else "it hears no master")
         return admin_pb2.NODE_RECOVERING, "; ".join(filter(None, (replayed, waits)))
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
@@ -51,8 +52,8 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_ALONE, "; ".join(filter(None, ("it leads, and has not heard from a majority", waits_for)))
     if core.parts.mastership.handing_over:
         return admin_pb2.NODE_STOPPING, "handing the master role over"
-    if core.parts.bulk.waiting:
-        return admin_pb2.NODE_RECOVERING, core.parts.bulk.waiting
+    if core.parts.bulk.waiting or core.lacks_checkpoint:
+        return admin_pb2.NODE_RECOVERING, core.parts.bulk.waiting or core.lacks_checkpoint
     if core.parts.mastership.elected and not core.leading:
         return admin_pb2.NODE_ALIGNING, "its first command as master is not applied yet"
     if core.leading and not core.clock.may_dispatch():

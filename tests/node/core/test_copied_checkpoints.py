@@ -12,7 +12,9 @@ from tests.node.core.test_failover import load
 from tests.node.core.trio import DISK_NS, MS, Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import UNHEARD, Reply
+from tickwheel.node.core.watch.status import node_vitals
 from tickwheel.node.failure import Failure
+from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.peer_pb2 import CheckpointChunk
 from tickwheel.replication.journal import Journal
@@ -159,6 +161,31 @@ def test_a_checkpoint_for_which_the_disk_has_no_room_is_fetched_again() -> None:
     late.arrive()
     world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
     world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_told_and_not_filled_again_at_once() -> None:
+    """P10, P11: such a node copied the same checkpoint again and again, as fast as it could, and said nothing. What
+    follows the piece that found no room is not wanted."""
+    late = LateCopy()
+    world, slave = late.world, late.slave
+    assert slave.host is not None
+    slave.disk.fill(100)
+    taken = [late.take(chunk) for chunk in late.chunks]  # type: ignore[operator]
+    assert not taken[-1] and late.chunks
+    late.chunks.clear()
+    late.ended.pop()(None)
+    (line,) = [line for line in slave.reported if line.event == "a checkpoint could not be copied"]
+    assert "No space left" in str(line.fields["reason"]) and "free space" in str(line.fields["reason"])
+    slave.disk.make_room()
+    world.run(1_500)
+    assert not late.ended and not slave.host.installs
+    status = node_vitals(slave.host.core)
+    assert status.state == admin_pb2.NODE_RECOVERING
+    assert status.state_reason.endswith(str(line.fields["reason"]))
+    world.run_until(lambda: bool(late.ended))
+    late.arrive()
+    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
+    world.run_until(lambda: slave.host is not None and not node_vitals(slave.host.core).state_reason)
 
 
 def test_a_checkpoint_that_cannot_be_put_in_place_ends_the_node() -> None:

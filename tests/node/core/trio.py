@@ -221,7 +221,7 @@ class Node:
         self,
         peer_id: str,
         held: Sequence[HeldFile],
-        chunk: Callable[[CheckpointChunk], None],
+        chunk: Callable[[CheckpointChunk], bool | None],
         done: Callable[[str | None], None],
     ) -> None:
         source = self.world.nodes[peer_id]

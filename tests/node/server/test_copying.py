@@ -342,17 +342,29 @@ class Sender:
         self.chunks_left -= 1
         return self.chunks_left >= 0
 
-    async def give(self, held: list[HeldFile]) -> tuple[list[CheckpointChunk], str | None]:
-        """What a receiver that holds these gets, and why it ended."""
+    async def give(self, held: list[HeldFile], wanted: int = 1 << 30) -> tuple[list[CheckpointChunk], str | None]:
+        """What a receiver that holds these gets, and why it ended. `wanted`: chunks that it has room for."""
         ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         ours = network()
         got: list[CheckpointChunk] = []
+
+        def take(chunk: CheckpointChunk) -> bool:
+            got.append(chunk)
+            return len(got) < wanted
+
         async with serving(self._service) as address, asyncio.timeout(20):
             ours.set_peers({"a": address})
-            ours.fetch("a", held, got.append, ended.set_result)
+            ours.fetch("a", held, take, ended.set_result)
             problem = await ended
             await ours.stop()
         return got, problem
+
+
+async def test_a_receiver_without_room_gets_no_more() -> None:
+    """The rest of the copy was sent all the same."""
+    sender = Sender(a=bytes(3 * CHUNK_BYTES))
+    got, problem = await sender.give([], wanted=2)
+    assert len(got) == 2 and problem is not None
 
 
 async def test_a_copy_that_broke_is_given_from_where_it_broke() -> None:

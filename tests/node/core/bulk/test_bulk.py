@@ -12,7 +12,7 @@ from tests.node.core.loading import Loader, begin, bundle_of, check, name_of, se
 from tests.node.core.trio import EPOCH_MS, Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.watch.status import node_metrics, node_status
+from tickwheel.node.core.watch.status import node_metrics, node_status, node_vitals
 from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, bulk_pb2, common_pb2
 from tickwheel.storage import bundle
@@ -151,7 +151,7 @@ def test_a_slave_with_a_full_disk_takes_the_bundle_later(world: World) -> None:
     master = world.elect()
     slave = next(node for node in world.nodes.values() if node is not master)
     data, _ = bundle_of([world.now_ms + 60_000 + n * 7_000 for n in range(3_000)])
-    slave.disk.fill(200_000)
+    slave.disk.fill(len(data) // 2)
     loader = Loader(world, [data])
     state = loader.load()
     assert state.units == 3_000
@@ -159,8 +159,17 @@ def test_a_slave_with_a_full_disk_takes_the_bundle_later(world: World) -> None:
     world.run(500)
     assert slave.host is not None and slave.host.core.parts.bulk.waiting
     core = slave.host.core
-    slave.disk.make_room()
+    assert "has no room" in core.parts.bulk.no_room and node_vitals(core).state_reason == core.parts.bulk.no_room
+    slave.kill()
+    slave.start()
+    core = slave.host.core
+    world.run(1_000)
+    status = node_vitals(core)
+    assert status.state == admin_pb2.NODE_RECOVERING and status.state_reason.endswith(core.parts.bulk.no_room)
+    assert core.parts.bulk.no_room, "it replayed, and did not say what it waited for"
+    slave.disk.fill(2 * len(data))  # less than what bundles of clients leave free
     world.run_until(lambda: core.parts.bulk.counts.fetched == 1)
+    slave.disk.make_room()
     settle_down(world)
 
 
@@ -169,7 +178,7 @@ def test_nothing_is_handed_over_to_who_waits_for_a_bundle(world: World) -> None:
     master = world.elect()
     waiting = max((node for node in world.nodes.values() if node is not master), key=lambda node: node.name)
     data, _ = bundle_of([world.now_ms + 60_000 + n * 7_000 for n in range(3_000)])
-    waiting.disk.fill(200_000)
+    waiting.disk.fill(len(data) // 2)
     Loader(world, [data]).load()
     world.run(500)
     assert waiting.host is not None and waiting.host.core.parts.bulk.waiting
