@@ -11,6 +11,8 @@ from tickwheel.proto import admin_pb2
 
 REMIND_NS = 60_000_000_000
 PATIENCE_NS = 5_000_000_000
+SLEW_TOLD_MS = 60_000
+"""Correction of the cluster's time from which on it is told: at the fastest that takes ten minutes."""
 WRONG = (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN, admin_pb2.CLOCK_HOLDOVER, admin_pb2.CLOCK_EXPIRED)
 
 
@@ -24,6 +26,7 @@ class ClockWatch:
         self._told_ns: dict[str, int] = {}
         """For each node whose clock is off: when the last warning was due."""
         self._state_told_ns = 0
+        self._slew_told_ns: int | None = None
         self._jumps = self._early = 0
 
     def look(
@@ -37,7 +40,9 @@ class ClockWatch:
     ) -> list[Reported]:
         """The lines that are due now. `unconfirmed`: the node stood still, and the others have not confirmed yet for
         how long, so its time says nothing about clocks."""
-        lines = self._of_state(now_ns, status) + ([] if unconfirmed else self._of_skews(now_ns, status))
+        lines = self._of_state(now_ns, status) + self._of_slew(now_ns, status)
+        if not unconfirmed:
+            lines += self._of_skews(now_ns, status)
         if jumps_refused > self._jumps:
             text = "refused a jump ahead of the cluster's time"
             lines.append(Reported("error", text, {"slew_ms": round(status.clock_slew_ms)}))
@@ -62,6 +67,22 @@ class ClockWatch:
         stops = status.state == admin_pb2.NODE_WITHOUT_TIME
         text = "dispatch has stopped: the members' clocks do not agree" if stops else "the members' clocks do not agree"
         return [Reported("error" if stops else "warning", text, {"reason": status.clock_reason})]
+
+    def _of_slew(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Reported]:
+        """All nodes may have started with wrong clocks that agreed. Then it is not the clocks that are wrong now."""
+        slew_ms = status.clock_slew_ms
+        if status.clock_state != admin_pb2.CLOCK_AGREED or abs(slew_ms) < SLEW_TOLD_MS:
+            self._slew_told_ns = None
+            return []
+        if self._slew_told_ns is not None and now_ns - self._slew_told_ns < REMIND_NS:
+            return []
+        self._slew_told_ns = now_ns
+        text = "the cluster's time is behind the members' clocks, and catches up slowly"
+        advice = "if the clocks are right, stop all nodes, then start them: they begin with the time of the clocks"
+        if slew_ms < 0:
+            text = "the cluster's time is ahead of the members' clocks, and goes slower until they meet"
+            advice = "if the clocks are right, keep the nodes running: after a start, dispatch waits for the clocks"
+        return [Reported("warning", text, {"slew_ms": round(slew_ms), "advice": advice})]
 
     def _of_skews(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Reported]:
         if not status.clock_agreed_age_ms and status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):

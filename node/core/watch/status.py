@@ -60,8 +60,11 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_WITHOUT_TIME, "dispatch waits: " + clock_reason(core.clock)
     if core.leading and core.parts.dispatcher.blocked:
         return admin_pb2.NODE_ALIGNING, "the same dispatch has failed three times; the wheel waits for it"
-    if core.leading and core.parts.dispatcher.phase in (Phase.ALIGNING, Phase.WAITING):
+    if core.leading and core.parts.dispatcher.phase is Phase.ALIGNING:
         return admin_pb2.NODE_ALIGNING, "advancing the cursor to the clock"
+    if core.leading and core.parts.dispatcher.phase is Phase.WAITING:
+        ahead_ms = max(0, core.wheel.cursor.due_ms - core.clock.now_ms())
+        return admin_pb2.NODE_ALIGNING, f"the cursor is {ahead_ms:,} ms ahead of the clock: dispatch waits for that"
     if core.parts.index_repair.holds_log:
         return admin_pb2.NODE_RECOVERING, core.parts.index_repair.reason
     return admin_pb2.NODE_SERVING, waits_for

@@ -80,3 +80,24 @@ def test_jumps_and_early_cursors_are_errors() -> None:
     watch.look(0, status(), 0, 0)
     assert [line.level for line in watch.look(1, status(), 1, 3)] == ["error", "error"]
     assert watch.look(2, status(), 1, 3) == []
+
+
+def test_a_cluster_that_started_with_wrong_clocks_is_told_from_wrong_clocks() -> None:
+    """They had been set right since, and were all called wrong: messages came a year late, or never."""
+
+    def behind_by(slew_ms: float) -> admin_pb2.NodeStatus:
+        shown = status(offset_ms=slew_ms)
+        shown.clock_offset_ms = shown.clock_slew_ms = slew_ms
+        return shown
+
+    watch = ClockWatch(100)
+    assert said(watch.look(0, behind_by(59_000), 0, 0)) == [("info", "the members' clocks agree")]
+    behind = behind_by(31_536_000_000)
+    (line,) = watch.look(SECOND, behind, 0, 0)
+    assert line.level == "warning" and "behind the members' clocks" in line.event
+    assert "stop all nodes, then start them" in str(line.fields["advice"])
+    assert watch.look(2 * SECOND, behind, 0, 0) == []
+    assert len(watch.look(SECOND + REMIND_NS, behind, 0, 0)) == 1
+    assert watch.look(2 * REMIND_NS, status(), 0, 0) == []
+    (line,) = watch.look(2 * REMIND_NS + 1, behind_by(-31_536_000_000), 0, 0)
+    assert "ahead of the members' clocks" in line.event and "keep the nodes running" in str(line.fields["advice"])
