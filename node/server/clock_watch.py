@@ -91,9 +91,8 @@ class ClockWatch:
         # An error of 0 means that no answer came lately.
         skews |= {p.node_id: (p.clock_offset_ms, p.clock_error_ms) for p in status.peers if p.clock_error_ms}
         lines = []
-        for name, (measured_ms, error_ms) in skews.items():
+        for name, (offset_ms, error_ms) in skews.items():
             told_ns = self._told_ns.get(name)
-            offset_ms = measured_ms - status.clock_slew_ms  # the node's time is corrected by that already
             # Off beyond any error of the measurement.
             if abs(offset_ms) - error_ms > self._skew_warn_ms:
                 if told_ns is None or now_ns - told_ns >= REMIND_NS:
