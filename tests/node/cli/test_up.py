@@ -56,6 +56,8 @@ def test_up_stops_on_ctrl_c_and_starts_again_on_its_data(tmp_path: Path) -> None
         assert [message.id for message in client.list_pending("kept")] == [receipt.id]
     status = Path(f"/proc/{nodes[0]['pid']}/status")
     os.kill(nodes[0]["pid"], signal.SIGSTOP)
+    while "\nState:\tT" not in status.read_text():  # or it might take the next signal first
+        time.sleep(LOOK_S)
     process.send_signal(signal.SIGINT)
     while not has_pending(status, signal.SIGTERM):
         assert process.poll() is None
