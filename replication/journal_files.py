@@ -259,7 +259,9 @@ def fsynced_beyond(reader: SegmentReader, sequence: int, start: int, position: i
     overlap = RECORD_HEADER_BYTES - 1
     while start < reader.size:
         piece = reader.read(start, PIECE_BYTES)
-        at = piece.find(_RECORD_MAGIC)
+        # One byte is found twenty times as fast as four: mostly this is reserved space, which is zeros.
+        at = piece.find(_RECORD_MAGIC[:1])
+        at = piece.find(_RECORD_MAGIC, at) if at >= 0 else -1
         while at >= 0:
             header = unpack_record(piece, at, sequence, start + at)
             if header is not None and header.fsynced_position > position:
