@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -110,8 +110,10 @@ _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.sp
 _APP_OF = {name: app for app, commands in APPS.items() for name in commands}
 
 
+@cache
 def _commands_of(app: typer.Typer, name: str | None = None) -> dict[str, Any]:
-    """The commands that a Typer app adds; `name`: it is one command with others below it."""
+    """The commands that a Typer app adds; `name`: it is one command with others below it. Kept: tests run hundreds of
+    commands in one process, and to make one of an app takes as long as to make all of it."""
     root = typer.Typer()
     root.callback()(lambda: None)
     root.add_typer(app, name=name)
@@ -136,7 +138,8 @@ def refuse_empty_paths(command: Any) -> None:
     """Have a command, and those below it, refuse an empty text where a path is wanted: it is what a shell makes of a
     variable that is not set, and Path takes it for the working directory."""
     for parameter in command.params:
-        parameter.process_value = partial(_processed, parameter.process_value)
+        if not isinstance(parameter.process_value, partial):  # it does not yet
+            parameter.process_value = partial(_processed, parameter.process_value)
     for below in getattr(command, "commands", {}).values():
         refuse_empty_paths(below)
 
