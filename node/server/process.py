@@ -454,6 +454,10 @@ class NodeProcess:
             # A restart would read the same bytes again: an operator must look.
             log.error("fatal: the disk cannot be relied on", reason=str(error), exc_info=error)
             _exit_now(EXIT_DATA)
+        if isinstance(error, MemoryError):
+            limits = "of the service (MemoryMax), the container or the process (ulimit -v)"
+            log.error("fatal: no memory is left", reason=f"raise the limit {limits}, or give the machine more")
+            _exit_now(EXIT_FAILED)
         log.error("fatal: an impossible state", exc_info=error)
         _exit_now(EXIT_FAILED)
 
