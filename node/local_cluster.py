@@ -315,8 +315,7 @@ class LocalCluster:
         return [sys.executable, "-m", "tickwheel.node.bound_node", *arguments]
 
     def start_node(self, node: LocalNode) -> None:
-        """Start its process; does not wait. Call it on the main thread: the node ends with the thread that started
-        it."""
+        """Start its process; does not wait."""
         if node.running:
             return
         _cut_log(node.log_file)
