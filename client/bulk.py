@@ -13,9 +13,8 @@ import google_crc32c
 import grpc
 
 from tickwheel.client.answers import reader
-from tickwheel.client.calls import ServiceCalls
+from tickwheel.client.calls import ServiceCalls, error_at
 from tickwheel.client.cold import ColdLoad, load_message
-from tickwheel.client.errors import error_of, fault_of_call
 from tickwheel.client.requests import request_of
 from tickwheel.proto import bulk_pb2
 from tickwheel.proto.bulk_pb2_grpc import BulkStub
@@ -63,19 +62,20 @@ class BulkClient(ServiceCalls[BulkStub]):
         Raises a TickwheelError if the node does not hold the bundle afterwards.
         """
         stub = BulkStub(self._cluster.channel(address))
+        timeout_s, sent = self._timeout_s, 0
         try:
             state = await stub.OfferBundle(
-                request_of(bulk_pb2.BundleOffer, name=name, bytes=total_bytes), timeout=self._timeout_s
+                request_of(bulk_pb2.BundleOffer, name=name, bytes=total_bytes), timeout=timeout_s
             )
-            sent = 0
+            timeout_s = SEND_TIMEOUT_S
             while not state.held:
                 before = state.bytes
-                state = await stub.SendBundle(_pieces(name, total_bytes, before, content), timeout=SEND_TIMEOUT_S)
+                state = await stub.SendBundle(_pieces(name, total_bytes, before, content), timeout=timeout_s)
                 sent += state.bytes - before
                 if state.bytes == before and not state.held:
                     break
         except grpc.aio.AioRpcError as error:
-            raise error_of(fault_of_call(error)) from error
+            raise error_at(address, error, timeout_s) from error
         return sent
 
     async def take_over(

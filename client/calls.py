@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from tickwheel.client.cluster import TRY_TIMEOUT_S, Cluster
-from tickwheel.client.errors import Fault, TickwheelError, error_of, fault_of_call
+from tickwheel.client.errors import ClusterUnavailable, Fault, TickwheelError, error_of, fault_of_call
 from tickwheel.client.requests import is_read
 
 A = TypeVar("A")
@@ -21,6 +21,14 @@ S = TypeVar("S")
 Method: TypeAlias = "Callable[[S], grpc.UnaryUnaryMultiCallable[R, A]]"
 """Picks a method of a stub: `lambda stub: stub.Get`. The stub's type is the one for synchronous channels, by which the
 generated files name requests and answers."""
+
+
+def error_at(address: str, error: grpc.aio.AioRpcError, timeout_s: float) -> TickwheelError:
+    """What to raise for a call to one node that is not made again: a call that only reads, or may be repeated."""
+    fault = fault_of_call(error)
+    if fault.reason == "DEADLINE_EXCEEDED":
+        return ClusterUnavailable(f"{address} did not answer within {timeout_s:.3g} s", fault.reason, fault.metadata)
+    return error_of(fault)
 
 
 class ServiceCalls(Generic[S]):
@@ -57,12 +65,12 @@ class ServiceCalls(Generic[S]):
         )
 
     async def _ask_at(self, address: str, method: Method[S, R, A], request: R, timeout_s: float | None = None) -> A:
-        """Call one node once. Raises what `error_of` makes of its fault."""
+        """Call one node once. Raises `error_at`."""
+        timeout_s = timeout_s or self._timeout_s
         try:
-            call = self._on(self._cluster.channel(address), method)
-            return await call(request, timeout=timeout_s or self._timeout_s)
+            return await self._on(self._cluster.channel(address), method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise error_of(fault_of_call(error)) from error
+            raise error_at(address, error, timeout_s) from error
 
     async def _ask_each(
         self, method: Method[S, R, A], request: R, read: Callable[[A], B], timeout_s: float

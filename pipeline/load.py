@@ -16,7 +16,14 @@ from pathlib import Path
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.bulk import LoadProgress
-from tickwheel.client.errors import ClusterUnavailable, LimitReached, OutcomeUnknown, RequestRefused, TickwheelError
+from tickwheel.client.errors import (
+    TRANSPORT,
+    ClusterUnavailable,
+    LimitReached,
+    OutcomeUnknown,
+    RequestRefused,
+    TickwheelError,
+)
 from tickwheel.client.moments import MILLISECOND
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest, ManifestError, check_content, read_manifest
 from tickwheel.pipeline.places import PlaceError, local_folder
@@ -50,6 +57,13 @@ class Progress:
     unreachable: dict[str, str] = field(default_factory=dict)
     """The nodes that cannot be reached now: address to reason."""
     seconds: float = 0.0
+
+
+def _passes(error: TickwheelError) -> bool:
+    """Whether a node may take the same bundle later: it is down, hangs, starts anew, or has no room."""
+    if isinstance(error, (ClusterUnavailable, OutcomeUnknown, LimitReached)):
+        return True
+    return error.reason in TRANSPORT or "retry_after_ms" in error.metadata
 
 
 class _Contents:
@@ -171,7 +185,9 @@ class Loader:
             while place >= progress.taken:
                 try:
                     await self._send(address, bundles[place])
-                except (ClusterUnavailable, OutcomeUnknown, LimitReached) as error:
+                except TickwheelError as error:
+                    if not _passes(error):
+                        raise
                     progress.unreachable[address] = str(error)
                     self._move()
                     await asyncio.sleep(AGAIN_S)

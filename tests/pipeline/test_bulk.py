@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -291,6 +292,30 @@ def test_a_load_outlives_its_master_and_a_node_that_is_down(
     assert seen == sorted(seen)
     expected = Counter(pq.read_table(tmp_path / "in.parquet").column("payload").to_pylist())
     assert Counter(m.payload for m in cluster.messages("survives")) == expected
+    cluster.check_agreement()
+
+
+def test_a_load_goes_on_without_a_node_that_hangs(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> None:
+    """Its connections stay open, and it answers nothing: as far as the load can tell it is down."""
+    build(frame(spark, 60, "hangs"), tmp_path / "out", BuildConfig(tasks=1))
+
+    async def go() -> Progress:
+        inner = cluster._cluster
+        master = await inner.master()
+        slave = next(node for node in inner.nodes if node is not master)
+        async with AsyncClient(cluster.addresses.split(","), timeout_s=2) as client:
+            await client.admin.statuses()  # so there are connections
+            inner.signal_node(slave, signal.SIGSTOP)
+            try:
+                return await load(tmp_path / "out", client)
+            finally:
+                inner.signal_node(slave, signal.SIGCONT)
+                await inner.wait_ready()
+
+    done = cluster.wait(go())
+    assert done.taken_units == 60
+    assert [reason.endswith("did not answer within 2 s") for reason in done.unreachable.values()] == [True]
+    assert len(cluster.messages("hangs")) == 60
     cluster.check_agreement()
 
 
