@@ -88,7 +88,7 @@ class _Inventory:
     def done(self) -> list[str]:
         """Files of loaded parts without a moved message that still waits."""
         known = {part.number: part for part in self.parts}
-        done = []
+        done, needed = [], set()  # parts with the same rows are one file
         for number, file in self.numbered.items():
             part = known.get(number)
             if part is None:
@@ -99,7 +99,9 @@ class _Inventory:
                 over = part.loaded and not part.moved and part.sha256.hex() == file.sha256
             if over:
                 done.append(file.path)
-        return done
+            else:
+                needed.add(file.path)
+        return [path for path in done if path not in needed]
 
 
 async def remove_loaded(client: AsyncClient, folder: str | Path) -> tuple[int, int]:

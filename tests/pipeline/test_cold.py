@@ -189,6 +189,29 @@ def test_cold_messages_are_cancelled_moved_and_promoted_once(
     cluster.check_agreement()
 
 
+def test_a_file_of_two_parts_stays_while_a_message_of_one_waits(
+    spark: SparkSession, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    """Parts of the same rows are one file. It went with the first of them, and a moved message of the other with it."""
+    row = ("same", now_ms() + 40 * DAY_MS, "x")
+    rows = spark.createDataFrame([row] * 4, "topic string, due_ms long, payload string").coalesce(1)
+    manifest, _ = frozen(cluster, rows, tmp_path, "same", FreezeConfig(tasks=1, part_rows_max=2))
+    assert len(manifest.parts) == 2 and len({part.path for part in manifest.parts}) == 1
+    ids = pq.read_table(tmp_path / "_ids" / "same.parquet").column("id").to_pylist()
+    later_ms = now_ms() + 80 * DAY_MS
+    assert cluster.wait(cluster.client.reschedule(ids[-1], due_ms=later_ms))[0] == "RESCHEDULED"
+    assert promoted(spark, cluster, tmp_path).messages == 3
+
+    async def clean() -> tuple[int, int]:
+        async with AsyncClient(cluster.addresses.split(",")) as client:
+            return await remove_loaded(client, tmp_path)
+
+    assert cluster.wait(clean()) == (0, 0)
+    assert promoted(spark, cluster, tmp_path, days=90).moved == 1
+    assert [message.due_ms for message in cluster.messages("same")] == [row[1]] * 3 + [later_ms]
+    assert cluster.wait(clean())[0] == 1
+
+
 def test_records_of_a_job_that_are_not_its_own_are_named_and_delay_no_other(
     spark: SparkSession, cluster: RunningCluster, tmp_path: Path
 ) -> None:
