@@ -5,6 +5,7 @@ Spark, Arrow and the client are imported by the commands that need them, so that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ app = MadeCommands(
 )
 
 TIMEOUT_S = 15.0
+TOKEN_VARIABLE = "TICKWHEEL_TOKEN"
+"""The same as for the other commands: no argument, which other users of the machine could see."""
 JAVA_ENDED = (
     "Spark's Java process has ended before the work was done: it was killed, by a user or by the system for want of "
     "memory, or it crashed (hs_err_pid*.log). Run the same command again"
@@ -108,7 +111,9 @@ class ClusterOptions:
     def of_source(self) -> dict[str, str]:
         """As options of the data source; those that were not given are left out."""
         names = ("addresses", "ca_file", "cert_file", "key_file")
-        return {name: value for name in names if (value := getattr(self, name))}
+        given = {name: value for name in names if (value := getattr(self, name))}
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        return given | {"token": token} if token else given
 
     def connection(self, timeout_s: float = TIMEOUT_S) -> Connection:
         """Checks the options; nothing is dialled yet. Raises RequestRefused."""
@@ -140,7 +145,9 @@ class LoadOptions(ClusterOptions):
         from tickwheel.client import AsyncClient
 
         connection = self.connection(self.timeout_s)
-        return lambda: AsyncClient(connection.addresses, tls=connection.tls, timeout_s=self.timeout_s)
+        return lambda: AsyncClient(
+            connection.addresses, tls=connection.tls, token=connection.token, timeout_s=self.timeout_s
+        )
 
 
 OnSpark = Annotated[SparkOptions, MadeBy(SparkOptions)]

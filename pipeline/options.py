@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tickwheel.client import Client
@@ -22,7 +22,7 @@ SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"}
 """Options that Spark adds by itself."""
 ADDRESSES_BEFORE = "endpoints"
 """What version 0.1 calls the option `addresses`; accepted for one more version."""
-CONNECTION = frozenset({"addresses", "ca_file", "cert_file", "key_file", "server_name", "timeout_s"})
+CONNECTION = frozenset({"addresses", "ca_file", "cert_file", "key_file", "server_name", "token", "timeout_s"})
 NAME = re.compile(r"[A-Za-z0-9_\-.]{1,64}")
 TOPIC = re.compile(r"[A-Za-z0-9_\-%][A-Za-z0-9_\-.%]{0,126}")
 TOPIC_RULE = "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot"
@@ -104,19 +104,21 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The cluster's addresses and certificates. Open it where it is used: a channel survives no fork and no pickle."""
+    """How to reach the cluster. Open it where it is used: a channel survives no fork and no pickle."""
 
     addresses: tuple[str, ...]
     tls: TlsFiles | None
     timeout_s: float
+    token: str = field(default="", repr=False)
+    """Says who the caller is, on a cluster with rights; empty: the certificate does, or there are none."""
 
     def open(self) -> Client:
         """A client with its own loop; close it in the same function."""
-        return Client(self.addresses, tls=self.tls, timeout_s=self.timeout_s)
+        return Client(self.addresses, tls=self.tls, token=self.token, timeout_s=self.timeout_s)
 
 
 def connection_of(options: Options, timeout_s: float) -> Connection:
-    """The connection by the options addresses, ca_file, cert_file, key_file, server_name and timeout_s."""
+    """The connection by the options addresses, ca_file, cert_file, key_file, server_name, token and timeout_s."""
     addresses = tuple(part.strip() for part in options.text("addresses").split(",") if part.strip())
     if not addresses:
         limit = "host:port of one or more nodes, separated by commas"
@@ -135,4 +137,4 @@ def connection_of(options: Options, timeout_s: float) -> Connection:
         )
     elif options.text("cert_file") or options.text("key_file"):
         raise OptionError("ca_file", "", "needed with cert_file and key_file")
-    return Connection(addresses, tls, options.number("timeout_s", timeout_s, 0.1, 86_400.0))
+    return Connection(addresses, tls, options.number("timeout_s", timeout_s, 0.1, 86_400.0), options.text("token"))

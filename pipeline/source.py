@@ -26,6 +26,7 @@ class TickwheelSource(DataSource):
 
     - `addresses`: host:port of one or more nodes, separated by commas; required. Any node will do.
     - `ca_file`, `cert_file`, `key_file`, `server_name`: TLS, PEM files that every machine of Spark has; default: none.
+    - `token`: says who the caller is, on a cluster with rights; Spark hides it where it shows options; default: none.
     - `timeout_s`: seconds one call may take, including retries and changes of master; a stream or a reader gives up
       after this time without an answer, and names the addresses; default 60, or 15 for reading a batch.
 
