@@ -182,7 +182,12 @@ def _claim(target: Path) -> None:
     text = f"{target}: it is not empty; name a new folder for each build"
     try:
         target.mkdir(parents=True, exist_ok=True)
-        if any(target.iterdir()):
+        found = {path.name for path in target.iterdir()}
+        if RUNS in found and found <= {RUNS, BUNDLES, REJECTED}:
+            raise BuildError(
+                f"{target}: it is not empty: a build into it is still at work, or was killed; if so, remove the folder"
+            )
+        if found:
             raise BuildError(text)
         (target / RUNS).mkdir()
     except FileExistsError:  # another build has begun in between

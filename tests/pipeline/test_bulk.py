@@ -192,6 +192,18 @@ def test_of_two_builds_into_one_folder_one_is_refused(
     assert [path.name for path in look(target)] == [BUNDLES if ended else RUNS]
 
 
+def test_a_folder_of_a_killed_build_is_told_from_others(tmp_path: Path) -> None:
+    """It holds gigabytes that nobody needs, and "not empty" alone does not say that it may go."""
+    target = tmp_path / "out"
+    building._claim(target)
+    (target / BUNDLES).mkdir()
+    with pytest.raises(BuildError, match="still at work, or was killed"):
+        building._claim(target)
+    (target / "mine").touch()
+    with pytest.raises(BuildError, match="name a new folder"):
+        building._claim(target)
+
+
 def test_a_damaged_build_is_not_loaded(spark: SparkSession, tmp_path: Path) -> None:
     """A changed manifest, a missing bundle, changed bytes."""
     manifest = build(frame(spark, 50, "damaged"), tmp_path / "out", BuildConfig(tasks=1))
