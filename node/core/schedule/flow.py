@@ -414,7 +414,8 @@ class FlowControl(Part):
         return {"refused_messages": {(limit,): float(count) for limit, count in self.refused.items()}}
 
     def upkeep(self, now: Now) -> None:
-        """Forget counts of ticks that have passed."""
+        """Forget counts of ticks that have passed, and of staged jobs that are over."""
+        self._staged.upkeep()
         first = self._wheel.cursor.due_ms // self._state.settings.slot_ms
         for tick in [tick for tick in self._ticks if tick < first]:
             del self._ticks[tick]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from tickwheel.node.state.staging import Staging
+from tickwheel.node.state.staging import Job, Staging
 
 SUM_MS = 100
 """How long a sum is reused. Rows that are taken meanwhile are added."""
@@ -38,20 +38,27 @@ class StagedRows:
         if self._jobs and not now_ms < self._until_ms <= now_ms + SUM_MS:
             self._until_ms = now_ms + SUM_MS
             self._sum = Counter()
-            for topic, rows in self._waiting():
-                self._sum[topic] += rows
+            for job, rows in self._waiting():
+                # Of one that is being published the part that is left of all its rows.
+                left = min(1.0, job.waiting_rows / max(1, rows.total()))
+                for topic, count in rows.items():
+                    self._sum[topic] += round(count * left)
         return self._sum
 
-    def _waiting(self) -> Iterator[tuple[str, int]]:
-        """Rows of each job by topic; of one that is being published the part that is left of all of them."""
+    def _waiting(self) -> list[tuple[Job, Counter[str]]]:
+        """Jobs with rows that may yet become messages, and their rows by topic. The others are forgotten."""
+        found = []
         for job_id, (batch, rows) in list(self._jobs.items()):
             job = self._staging.job(job_id)
-            if job is None or job.batch != batch or not job.waiting_rows:
+            if job is not None and job.batch == batch and job.waiting_rows:
+                found.append((job, rows))
+            else:
                 del self._jobs[job_id]
-                continue
-            left = min(1.0, job.waiting_rows / max(1, rows.total()))
-            for topic, count in rows.items():
-                yield topic, round(count * left)
+        return found
+
+    def upkeep(self) -> None:
+        """Forget jobs that are over, also while no limit asks for the rows."""
+        self._waiting()
 
     def clear(self) -> None:
         """Forget all."""

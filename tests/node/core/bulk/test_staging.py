@@ -339,7 +339,9 @@ def test_staged_rows_are_pending_to_be(name: str, limit: int | str) -> None:
     writer.commit(2, 70)
     world.run_until(lambda: writer.job().state == STAGED_PUBLISHED)
     assert master.host is not None
-    assert master.host.core.wheel.pending == 100 and master.host.core.state.staging.waiting_rows == 0
+    core = master.host.core
+    assert core.wheel.pending == 100 and core.state.staging.waiting_rows == 0
+    world.run_until(lambda: not core.parts.flow._staged._jobs)
 
 
 def test_the_next_master_counts_the_rows_staged_before() -> None:
