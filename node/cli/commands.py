@@ -45,7 +45,7 @@ APPS: dict[str, dict[str, str]] = {
         "count": "Count pending messages, by time.",
     },
     "local:local_app": {
-        "up": "Run a cluster on this machine until Ctrl-C. Print its addresses once it is ready.",
+        "up": "Run a cluster on this machine until Ctrl-C; a second one kills it. Print its addresses when it is up.",
         "demo": "Play a month of real flights on three nodes and kill the master half way.",
     },
     "cluster:cluster_app": {

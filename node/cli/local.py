@@ -49,7 +49,7 @@ def up(
         str, typer.Option("--node", help="Start only this node, which has ended, beside the others that still run.")
     ] = "",
 ) -> None:
-    """Run a cluster on this machine until Ctrl-C; a second one kills it. Print its addresses once it is ready.
+    """Run a cluster on this machine until Ctrl-C; a second one kills it. Print its addresses when it is up.
 
     If one node has ended, `tickwheel up --node n2` in another terminal starts it again.
     """

@@ -216,8 +216,8 @@ def monitor(page: Page, terminal: Terminal, dead: str) -> None:
     page.next("tickwheel dead replay", f"mailers {letter}", said=("1",))
     page.next("tickwheel settings get", said=("retention +7d",))
     page.next("tickwheel top", "--once")
-    page.next("tickwheel status")
-    page.next("tickwheel status")
+    for _ in range(3):
+        page.next("tickwheel status")
     page.next("tickwheel transfer")
     page.next("tickwheel disk", said=(r"journal +[\d,]+",))
     page.next("tickwheel transfer")
