@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from tickwheel.node.state.staging import Job, Staging
+from tickwheel.node.state.staging import Staging
 
 SUM_MS = 100
 """How long a sum is reused. Rows that are taken meanwhile are added."""
@@ -37,28 +37,25 @@ class StagedRows:
         """Topic -> rows staged for it."""
         if self._jobs and not now_ms < self._until_ms <= now_ms + SUM_MS:
             self._until_ms = now_ms + SUM_MS
-            self._sum = Counter()
-            for job, rows in self._waiting():
-                # Of one that is being published the part that is left of all its rows.
-                left = min(1.0, job.waiting_rows / max(1, rows.total()))
-                for topic, count in rows.items():
-                    self._sum[topic] += round(count * left)
+            self._sum_up()
         return self._sum
 
-    def _waiting(self) -> list[tuple[Job, Counter[str]]]:
-        """Jobs with rows that may yet become messages, and their rows by topic. The others are forgotten."""
-        found = []
+    def _sum_up(self) -> None:
+        """Sum up what may yet become messages, and forget the jobs that are over."""
+        self._sum = Counter()
         for job_id, (batch, rows) in list(self._jobs.items()):
             job = self._staging.job(job_id)
-            if job is not None and job.batch == batch and job.waiting_rows:
-                found.append((job, rows))
-            else:
+            if job is None or job.batch != batch or not job.waiting_rows:
                 del self._jobs[job_id]
-        return found
+                continue
+            # Of one that is being published the part that is left of all its rows.
+            left = min(1.0, job.waiting_rows / max(1, rows.total()))
+            for topic, count in rows.items():
+                self._sum[topic] += round(count * left)
 
     def upkeep(self) -> None:
-        """Forget jobs that are over, also while no limit asks for the rows."""
-        self._waiting()
+        """Forget what is over, also while no limit asks for the rows."""
+        self._sum_up()
 
     def clear(self) -> None:
         """Forget all."""

@@ -341,7 +341,8 @@ def test_staged_rows_are_pending_to_be(name: str, limit: int | str) -> None:
     assert master.host is not None
     core = master.host.core
     assert core.wheel.pending == 100 and core.state.staging.waiting_rows == 0
-    world.run_until(lambda: not core.parts.flow._staged._jobs)
+    staged = core.parts.flow._staged
+    world.run_until(lambda: not staged._jobs and not staged._sum)
 
 
 def test_the_next_master_counts_the_rows_staged_before() -> None:
