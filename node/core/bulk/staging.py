@@ -30,6 +30,7 @@ from tickwheel.proto import common_pb2, staging_pb2
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand, Command
 from tickwheel.proto.staging_pb2 import (
+    STAGED_OPEN,
     AbortStagedRequest,
     CommitStagedRequest,
     ExpireStaged,
@@ -132,7 +133,7 @@ class StagedWrites(Part):
             result = await self._queue_block(request, batch, owner)
             assert isinstance(result, StagingResult)
             refuse(result.failure)
-            if not again:
+            if not again and result.state == STAGED_OPEN:
                 self._flow.staged(request.job_id, request.batch, batch)
         finally:
             self._flow.answered([batch])
