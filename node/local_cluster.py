@@ -312,7 +312,7 @@ class LocalCluster:
     def command(self, node: LocalNode) -> list[str]:
         """The command line that starts a node."""
         arguments = ["--parent", str(os.getpid()), "node", "--config", str(node.config_file)]
-        return [sys.executable, "-m", "tickwheel.node.bound_node", *arguments]
+        return [sys.executable, "-P", "-m", "tickwheel.node.bound_node", *arguments]
 
     def start_node(self, node: LocalNode) -> None:
         """Start its process; does not wait."""

@@ -71,11 +71,12 @@ class SparkOptions:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
-        from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session, java_has_ended
+        from tickwheel.pipeline.session import SAFE_PATH, NoJavaError, SessionConfig, build_session, java_has_ended
 
         ours = SparkSession.getActiveSession() is None
         try:
-            session = build_session(SessionConfig(master=self.master, driver_memory=self.memory, quick=quick))
+            config = SessionConfig(master=self.master, driver_memory=self.memory, quick=quick, settings=SAFE_PATH)
+            session = build_session(config)
         except NoJavaError as error:
             raise failed(str(error)) from None
         except PySparkException as error:

@@ -46,6 +46,10 @@ _JVM_NOISE = b"WARNING: Using incubator modules: "
 _ECHOES = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers that write a page with Java's stack for an error that is raised anyway."""
 
+SAFE_PATH = {"spark.executorEnv.PYTHONSAFEPATH": "1"}
+"""Spark's Python workers import no file of the working directory, whose `inspect.py` would end them. For commands: the
+workers of a user's own job may need modules that lie there."""
+
 
 class NoJavaError(Exception):
     """Spark has no Java to run on; the text says what to install."""

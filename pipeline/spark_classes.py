@@ -35,7 +35,7 @@ def make() -> Path | None:
     with tempfile.TemporaryDirectory(prefix="spark-classes-", dir=made.parent) as folder:
         aside = Path(folder) / made.name
         # A process of its own, since one process has one JVM, which writes the file when it ends.
-        command = [sys.executable, "-m", __spec__.name, str(aside)]
+        command = [sys.executable, "-P", "-m", __spec__.name, str(aside)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
         if done.returncode or not aside.exists():
             print(done.stdout, done.stderr, sep="", file=sys.stderr)

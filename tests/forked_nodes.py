@@ -169,7 +169,8 @@ def begin(command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]
     """As local_cluster.begin."""
     names = {name for name in {*environment, *os.environ} if name.startswith(MADE_BEFORE)}
     alike = all(environment.get(name) == os.environ.get(name) for name in names)
-    forks = [*command[:2]] == [sys.executable, "-m"] and command[2] in MODULES and not set(NOT_IN) & set(command)
+    words = [word for word in command if word != "-P"]  # the working directory is not where a fork imports from
+    forks = words[:2] == [sys.executable, "-m"] and words[2] in MODULES and not set(NOT_IN) & set(words)
     if not forks or not alike:
         return as_always(command, log, environment)
-    return _forking(next(_begun) % 2).begin(command, log, environment)
+    return _forking(next(_begun) % 2).begin(words, log, environment)

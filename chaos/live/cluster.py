@@ -76,7 +76,7 @@ class ChaosCluster(LocalCluster):
     def command(self, node: LocalNode) -> list[str]:
         if not self._with_knobs:
             return super().command(node)
-        command = [sys.executable, "-m", "tickwheel.chaos.live.node_start"]
+        command = [sys.executable, "-P", "-m", "tickwheel.chaos.live.node_start"]
         command += ["--config", str(node.config_file), "--knobs", str(self._knob_file(node))]
         command += ["--parent", str(os.getpid())]
         if self._switch is not None:

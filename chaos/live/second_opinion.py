@@ -94,7 +94,7 @@ def findings_of(answer: dict[str, Any]) -> Findings:
 def opinion(directory: Path, exported: Exported, verdict: Verdict) -> Opinion:
     """Run the audit over what was exported, and compare. Raises AuditFailed."""
     load_ms = verdict.run["began_ms"] + 1_000 * (verdict.marks.get("load", 0.0) - verdict.marks.get("run", 0.0))
-    command = [sys.executable, "-m", __name__, str(directory), str(exported.until_ms), str(int(load_ms))]
+    command = [sys.executable, "-P", "-m", __name__, str(directory), str(exported.until_ms), str(int(load_ms))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_S_MAX, check=False)
     except subprocess.TimeoutExpired as error:

@@ -169,7 +169,7 @@ class Supervisor:
 
     async def _begin_load(self) -> None:
         module = "tickwheel.chaos.live.workload"
-        command = [sys.executable, "-m", module, "--addresses", ",".join(self._cluster.addresses)]
+        command = [sys.executable, "-P", "-m", module, "--addresses", ",".join(self._cluster.addresses)]
         command += ["--directory", str(self._directory), "--anchor", repr(self._time.anchor_ms)]
         command += ["--seed", str(self._options.seed), "--rate", repr(self._options.rate)]
         command += ["--ahead-ms", str(self._options.ahead_ms)]

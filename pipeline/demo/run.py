@@ -35,7 +35,7 @@ from tickwheel.pipeline.build import BuildConfig, build
 from tickwheel.pipeline.demo.flights import reminders, shift_ms, squeezed
 from tickwheel.pipeline.event_export import export_events
 from tickwheel.pipeline.load import load
-from tickwheel.pipeline.session import SessionConfig, build_session
+from tickwheel.pipeline.session import SAFE_PATH, SessionConfig, build_session
 
 DAY_TOPIC = "one-day"
 GROUP = "travellers"
@@ -92,7 +92,8 @@ class PipelineDemo:
                 self._say_step("Spark and a cluster of three nodes")
                 for node in cluster.nodes:
                     cluster.start_node(node)  # they come up while Spark does
-                spark = build_session(SessionConfig(self._config.master, "tickwheel demo", driver_memory="2g"))
+                config = SessionConfig(self._config.master, "tickwheel demo", driver_memory="2g", settings=SAFE_PATH)
+                spark = build_session(config)
                 _handle_signals()  # Spark has installed a handler of its own
                 master = self._runner.run(self._start(cluster))
                 self._say(f"Spark {spark.version} on {spark.sparkContext.master}; {master} is master")

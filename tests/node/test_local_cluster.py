@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.node import local_cluster
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, undisturbed
 
@@ -102,3 +104,16 @@ def test_a_second_signal_leaves_nothing_of_the_demo(tmp_path: Path) -> None:
     )
     assert done.returncode == 130, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [LocalCluster, partial(ChaosCluster, seed=1)])
+def test_the_working_directory_is_not_where_nodes_import_from(
+    kind: Callable[[Path, int], LocalCluster], tmp_path: Path
+) -> None:
+    """A project's own inspect.py or queue.py, from whose folder `up` was called, ended each node."""
+    for name in ("inspect", "queue", "tickwheel"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')", encoding="utf-8")
+    cluster = kind(tmp_path / "nodes", 1)
+    command = [*cluster.command(cluster.nodes[0]), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
