@@ -58,7 +58,7 @@ MESSAGE_BYTES_MAX = 64 << 20
 WATCH_PERIOD_S = 0.2
 """Pause before a node that did not answer is asked again, and between two questions to a node of an older version."""
 AWAIT_S = 60.0
-"""A node leaves the question for another master open for at most this long."""
+"""Each node leaves a question for another master open for this long; its answer may allow more."""
 STATUS_TIMEOUT_S = 1.0
 CONNECT_S = 1.5
 """A client that has reached no node by then raises an error with the reasons, unless the host of one answers and TLS or
@@ -510,7 +510,7 @@ class Cluster:
         said = admin_pb2.AwaitMasterResponse()
         while True:
             # Not all clients at the same moment.
-            wait_s = AWAIT_S * random.uniform(0.5, 1.0)
+            wait_s = max(AWAIT_S, said.wait_ms_max / 1_000) * random.uniform(0.5, 1.0)
             try:
                 channel = self.channel(address)
                 if self._older.lacks(channel):

@@ -371,7 +371,7 @@ class AwaitMasterRequest(_message.Message):
     """As in this node's last answer; at first 0 and empty."""
     master_address: _builtins.str
     wait_ms: _builtins.int
-    """0 to 60,000: answer after this long although nothing has changed."""
+    """0 to `wait_ms_max` of this node's last answer, or 60,000: answer after this long although nothing has changed."""
     def __init__(
         self,
         *,
@@ -394,21 +394,25 @@ class AwaitMasterResponse(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     MASTER_ADDRESS_FIELD_NUMBER: _builtins.int
     LEADS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_MAX_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     master_address: _builtins.str
     """Empty: it knows no master."""
     leads: _builtins.bool
     """This node is the master."""
+    wait_ms_max: _builtins.int
+    """What this node accepts as wait_ms; 0 by a node of an earlier version: 60,000."""
     def __init__(
         self,
         *,
         term: _builtins.int = ...,
         master_address: _builtins.str = ...,
         leads: _builtins.bool = ...,
+        wait_ms_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leads", b"leads", "master_address", b"master_address", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leads", b"leads", "master_address", b"master_address", "term", b"term", "wait_ms_max", b"wait_ms_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -168,7 +168,7 @@ class AdminServicer:
 
     def AwaitMaster(self, request, context):
         """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
-        that follows the master asks once a minute instead of several times a second.
+        that follows the master asks every few minutes instead of several times a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,7 @@ class AdminStub:
     """The status as this node knows it; any node answers."""
     AwaitMaster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AwaitMasterRequest, _admin_pb2.AwaitMasterResponse]
     """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
-    that follows the master asks once a minute instead of several times a second.
+    that follows the master asks every few minutes instead of several times a second.
     """
     WatchStatus: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]
     """Status now and then every interval_ms."""
@@ -85,7 +85,7 @@ class AdminAsyncStub(AdminStub):
     """The status as this node knows it; any node answers."""
     AwaitMaster: _aio.UnaryUnaryMultiCallable[_admin_pb2.AwaitMasterRequest, _admin_pb2.AwaitMasterResponse]  # type: ignore[assignment]
     """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
-    that follows the master asks once a minute instead of several times a second.
+    that follows the master asks every few minutes instead of several times a second.
     """
     WatchStatus: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
     """Status now and then every interval_ms."""
@@ -144,7 +144,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AwaitMasterResponse, _abc.Awaitable[_admin_pb2.AwaitMasterResponse]]:
         """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
-        that follows the master asks once a minute instead of several times a second.
+        that follows the master asks every few minutes instead of several times a second.
         """
 
     @_abc_1.abstractmethod

@@ -24,11 +24,14 @@ def master_of(core: NodeCore) -> admin_pb2.AwaitMasterResponse:
     log = core.log.status()
     master = next((member for member in core.log.members() if member.node_id == log.master_id), None)
     address = master.client_address if master is not None else ""
-    return admin_pb2.AwaitMasterResponse(term=log.term, master_address=address, leads=log.role is Role.MASTER)
+    return admin_pb2.AwaitMasterResponse(
+        term=log.term, master_address=address, leads=log.role is Role.MASTER, wait_ms_max=WAIT_MS_MAX
+    )
 
 
 INTERVAL_MS_MIN, INTERVAL_MS_MAX, INTERVAL_MS_DEFAULT = 50, 60_000, 1_000
-WAIT_MS_MAX = 60_000
+WAIT_MS_MAX = 600_000
+"""Of a caller that waits for the master: a thousand idle clients ask twice a second."""
 TOLD_AT_ONCE = 64
 """Callers that are answered in one pass of the loop: some milliseconds of work."""
 TOLD_PAUSE_S = 0.005

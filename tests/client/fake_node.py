@@ -168,6 +168,9 @@ class FakeNode:
         """Questions for its status or for the master."""
         self.left_open = 0
         """Those of them that wait for another master."""
+        self.waits_ms: list[int] = []
+        """How long each of these was to wait."""
+        self.wait_ms_max = 600_000
         self.batches: list[int] = []
         """Number of messages or rows of each such call that came, in order."""
         self.sequences: list[tuple[str, int]] = []
@@ -461,6 +464,7 @@ class FakeNode:
 
     async def AwaitMaster(self, request: Any, context: Any) -> Any:
         self.asked += 1
+        self.waits_ms.append(request.wait_ms)
         if self.older:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         while True:
@@ -469,7 +473,9 @@ class FakeNode:
             changed, master = self.state.changed, self.state.master
             address = master.address if master else ""
             if address and (self.state.term, address) != (request.term, request.master_address):
-                return admin_pb2.AwaitMasterResponse(term=self.state.term, master_address=address, leads=master is self)
+                return admin_pb2.AwaitMasterResponse(
+                    term=self.state.term, master_address=address, leads=master is self, wait_ms_max=self.wait_ms_max
+                )
             self.left_open += 1
             try:
                 await changed.wait()

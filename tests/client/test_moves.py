@@ -104,6 +104,22 @@ async def questions_left_open(nodes: list[FakeNode]) -> None:
     await asyncio.wait_for(wait(), SOON_S)
 
 
+@pytest.mark.parametrize(("stated_ms", "least_ms", "most_ms"), [(600_000, 300_000, 600_000), (0, 30_000, 60_000)])
+async def test_a_question_waits_as_long_as_the_node_allows(
+    nodes: list[FakeNode], stated_ms: int, least_ms: int, most_ms: int
+) -> None:
+    """A node of an earlier version states nothing, and refuses more than a minute."""
+    for node in nodes:
+        node.wait_ms_max = stated_ms
+    async with AsyncClient([node.address for node in nodes]) as client:
+        client.cluster.watch("test", lambda address: None)
+        await questions_left_open(nodes)
+    for first_ms, *later_ms in (node.waits_ms for node in nodes):
+        assert 30_000 <= first_ms <= 60_000
+        assert later_ms
+        assert all(least_ms <= wait_ms <= most_ms for wait_ms in later_ms)
+
+
 async def test_a_call_that_waits_for_a_master_goes_on_at_once(
     nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:

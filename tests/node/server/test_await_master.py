@@ -54,7 +54,7 @@ async def test_another_master_is_told_at_once() -> None:
     await passes()
     assert not waiting.done(), "it knows none"
     scene.know(1, "a")
-    assert await waiting == AwaitMasterResponse(term=1, master_address="a:1")
+    assert await waiting == AwaitMasterResponse(term=1, master_address="a:1", wait_ms_max=WAIT_MS_MAX)
     assert (await scene.ask()).master_address == "a:1", "the caller did not know it"
     waiting = scene.ask(1, "a:1")
     scene.know(2, "")
@@ -62,7 +62,7 @@ async def test_another_master_is_told_at_once() -> None:
     await passes()
     assert not waiting.done()
     scene.know(2, "b", Role.MASTER)
-    assert await waiting == AwaitMasterResponse(term=2, master_address="b:1", leads=True)
+    assert await waiting == AwaitMasterResponse(term=2, master_address="b:1", leads=True, wait_ms_max=WAIT_MS_MAX)
 
 
 async def test_a_wait_ends_with_its_time_and_with_the_node() -> None:
