@@ -12,7 +12,7 @@ import os
 import ssl
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Sequence
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, Final
 
 import grpc
@@ -61,11 +61,12 @@ Requests = AsyncIterable[Any] | Iterable[Any] | None
 class Method:
     """A method of a service, and the header fields of its calls."""
 
-    __slots__ = ("fields", "parse", "path", "serialize")
+    __slots__ = ("fields", "parse", "path", "serialize", "unary")
 
     def __init__(
-        self, path: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any], fields: bytes
+        self, path: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any], fields: bytes, *, unary: bool
     ) -> None:
+        self.unary: Final = unary
         self.path: Final = path
         self.serialize: Final = serialize
         self.parse: Final = parse
@@ -118,7 +119,7 @@ class ChannelCall:
 
     def _open(self, connection: ClientConnection, fields: bytes, data: bytes | None) -> None:
         method = self._method
-        stream = self._stream = connection.call(method.path, method.serialize, method.parse, fields)
+        stream = self._stream = connection.call(method.path, method.serialize, method.parse, fields, unary=method.unary)
         if data is None:
             return
         if not stream.send_now(data, last=True):
@@ -318,8 +319,10 @@ class Channel:
 
     # -- as grpc.aio.Channel
 
-    def _single(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        method = Method(path, request_serializer, response_deserializer, self._fields)
+    def _single(
+        self, path: str, request_serializer: Any, response_deserializer: Any, *, unary: bool = False, **_: Any
+    ) -> Any:
+        method = Method(path, request_serializer, response_deserializer, self._fields, unary=unary)
 
         def begin(request: Any, *, timeout: float | None = None) -> ChannelCall:
             return ChannelCall(self, method, request, timeout, one=True)
@@ -327,7 +330,7 @@ class Channel:
         return begin
 
     def _many(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        method = Method(path, request_serializer, response_deserializer, self._fields)
+        method = Method(path, request_serializer, response_deserializer, self._fields, unary=False)
 
         def begin(requests: Requests = None, *, timeout: float | None = None) -> ChannelCall:
             call = ChannelCall(self, method, None, timeout, one=False)
@@ -337,7 +340,8 @@ class Channel:
 
         return begin
 
-    unary_unary = unary_stream = _single
+    unary_unary = partialmethod(_single, unary=True)
+    unary_stream = _single
     stream_unary = stream_stream = _many
 
     def get_state(self) -> grpc.ChannelConnectivity:

@@ -76,7 +76,7 @@ class CallError(Exception):
 class Call(Stream):
     """One call under way. One task writes, one reads."""
 
-    __slots__ = ("_deserialize", "_error", "_messages", "_serialize", "_status", "_trailing", "_waiter")
+    __slots__ = ("_deserialize", "_error", "_messages", "_serialize", "_status", "_trailing", "_waiter", "unary")
 
     def __init__(
         self,
@@ -84,8 +84,11 @@ class Call(Stream):
         stream_id: int,
         serialize: Callable[[Any], bytes],
         deserialize: Callable[[bytes], Any],
+        *,
+        unary: bool,
     ) -> None:
         super().__init__(connection, stream_id)
+        self.unary = unary
         self._serialize = serialize
         self._deserialize = deserialize
         self._messages = Messages(connection.limits.message_bytes_max)
@@ -282,12 +285,17 @@ class ClientConnection(Connection):
             self.closing_s is not None and now_s - self.closing_s > limits.linger_s
         ):
             self.cut_off()
-        elif self.pinged_s is None and now_s - self.heard_s > limits.ask_alive_s and self.streams:
+        elif self.pinged_s is None and now_s - self.heard_s > limits.ask_alive_s and self._awaits_sign(now_s):
             self.ping()
         if self.transport is not None:
             waits = self.pinged_s is not None or self.closing_s is not None
             pause_s = (min(limits.dead_s, limits.linger_s) if waits else limits.ask_alive_s) / 4
             self._looking = self.loop.call_later(pause_s, self._look)
+
+    def _awaits_sign(self, now_s: float) -> bool:
+        """Whether a call under way cannot do without a sign of the server any longer."""
+        late = now_s - self.heard_s > self.limits.ask_alive_unary_s
+        return any(late or not call.unary for call in self.streams.values())
 
     def eof_received(self) -> None:
         """Nothing more comes. TLS ends the connection next, whatever waits; answers that came still count."""
@@ -330,13 +338,20 @@ class ClientConnection(Connection):
             self.shut()
 
     def call(
-        self, path: str, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any], fields: bytes = b""
+        self,
+        path: str,
+        serialize: Callable[[Any], bytes],
+        deserialize: Callable[[bytes], Any],
+        fields: bytes = b"",
+        *,
+        unary: bool = False,
     ) -> Call:
-        """Begin a call, with further header fields. Raises CallError if the connection is lost."""
+        """Begin a call, with further header fields. `unary`: it has one request and one answer, and its caller bounds
+        its time. Raises CallError if the connection is lost."""
         if self.transport is None or self.closing_s is not None:
             raise CallError(grpc.StatusCode.UNAVAILABLE, "the connection is lost")
         stream_id, self._next = self._next, self._next + 2
-        call = self.streams[stream_id] = Call(self, stream_id, serialize, deserialize)
+        call = self.streams[stream_id] = Call(self, stream_id, serialize, deserialize, unary=unary)
         block = self._head + wire.field(b":path", path.encode()) + self._tail + fields
         self.put(wire.header_frames(stream_id, block, end_stream=False))
         if self._next > wire.STREAM_ID_MAX:

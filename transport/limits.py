@@ -43,6 +43,8 @@ class Limits:
     """A connection without a call is closed after this time; 0: never."""
     ask_alive_s: float = 60.0
     """A connection that was silent for this long gets a ping."""
+    ask_alive_unary_s: float = 60.0
+    """The same of a client whose only calls bring one answer each: their callers bound how long they wait."""
     dead_s: float = 20.0
     """A connection is closed this long after a ping without any answer."""
     linger_s: float = 5.0

@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -448,3 +449,32 @@ async def test_a_connection_that_the_server_leaves_idle_is_replaced() -> None:
         for _ in range(3):
             assert await of(channel, "unary_unary", "Echo")(b"x") == b"x"
             await until(lambda: channel.connected is None)
+
+
+async def test_who_waits_for_one_answer_asks_less_often_whether_the_server_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand idle clients wait for another master at each node, whom their pings would cost half a percent of a
+    processor. A stream needs to know sooner."""
+    limits = replace(LIMITS, ask_alive_s=10.0)
+    async with serving(ours(Service())) as address, opened(address, limits) as channel:
+        connection = await channel.connect()
+        pings: list[bool] = []
+        monkeypatch.setattr(connection, "ping", lambda: pings.append(True))
+
+        def asks_after(silent_s: float) -> bool:
+            pings.clear()
+            connection.heard_s = connection.loop.time() - silent_s
+            connection._look_at_peer()
+            return bool(pings)
+
+        assert not asks_after(limits.ask_alive_unary_s + 1), "nobody waits"
+        waiting = of(channel, "unary_unary", "Wait")(b"")
+        assert not asks_after(limits.ask_alive_s + 1)
+        assert asks_after(limits.ask_alive_unary_s + 1)
+        for kind, requests in (("stream_stream", ()), ("unary_stream", (b"",)), ("stream_unary", ())):
+            stream = of(channel, kind, "Both")(*requests)
+            assert asks_after(limits.ask_alive_s + 1), kind
+            stream.cancel()
+            assert not asks_after(limits.ask_alive_s + 1)
+        waiting.cancel()
