@@ -645,6 +645,7 @@ class SyncReply(_message.Message):
     CLOCK_MS_FIELD_NUMBER: _builtins.int
     ECHO_SENT_NS_FIELD_NUMBER: _builtins.int
     DISK_ABOVE_MARK_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     LOG_LEVEL_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     applied_index: _builtins.int
@@ -655,6 +656,8 @@ class SyncReply(_message.Message):
     echo_sent_ns: _builtins.int
     disk_above_mark: _builtins.bool
     """The slave's disk is above its high-water mark."""
+    disk_free_bytes: _builtins.int
+    """Free bytes of the slave's disk, without its reserve; 0 with disk_above_mark unset: it did not say."""
     log_level: _builtins.int
     """Level of log content that the slave understands (node/core/schedule/senders.py); 1: checksums and owners of requests."""
     def __init__(
@@ -667,11 +670,12 @@ class SyncReply(_message.Message):
         clock_ms: _builtins.int = ...,
         echo_sent_ns: _builtins.int = ...,
         disk_above_mark: _builtins.bool = ...,
+        disk_free_bytes: _builtins.int = ...,
         log_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_ms", b"clock_ms", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "disk_above_mark", b"disk_above_mark", "echo_sent_ns", b"echo_sent_ns", "log_level", b"log_level", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_ms", b"clock_ms", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "disk_above_mark", b"disk_above_mark", "disk_free_bytes", b"disk_free_bytes", "echo_sent_ns", b"echo_sent_ns", "log_level", b"log_level", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,8 @@ class DiskRoom:
         """This node's disk is above its mark, or has been and is not yet far enough below."""
         self.full_peers: set[str] = set()
         """Nodes whose last report was above their mark."""
+        self._free_of_peers: dict[str, int] = {}
+        """Bytes that each slave's last report had free, its reserve left out."""
         self.total_bytes = 0
         self.free_bytes = 0
 
@@ -57,6 +59,17 @@ class DiskRoom:
         # The disk's free bytes do not include the reserve.
         self.above = (bool(self.high_percent) and used_percent >= mark) or not self.free_bytes
 
+    def hear(self, peer_id: str, free_bytes: int, *, above: bool) -> None:
+        """A slave's report. `free_bytes` 0 below the mark: it is of an earlier version, which does not say."""
+        if above:
+            self.full_peers.add(peer_id)
+        else:
+            self.full_peers.discard(peer_id)
+        if free_bytes or above:
+            self._free_of_peers[peer_id] = free_bytes
+        else:
+            self._free_of_peers.pop(peer_id, None)
+
     def own_refusal(self) -> Failure | None:
         """Why this node's disk should take nothing new; None if it has room."""
         if not self.above:
@@ -68,13 +81,15 @@ class DiskRoom:
         return limit_reached("storage.high_water_percent", f"{self.high_percent} %", RETRY_AFTER_MS)
 
     def bulk_refusal(self, wanted_bytes: int) -> Failure | None:
-        """Why rows must not be staged now: this node's disk has not as much room beyond the reserve as they, and those
-        that are staged already, take in all. None if it has. Whoever schedules them later does not ask again."""
+        """Why rows must not be staged now: the disk of this node, or those of so many members that the others are no
+        majority, have not as much room beyond their reserve as they, and those that are staged already, take in all.
+        None if they have, as far as is known. Whoever schedules them later does not ask again."""
         if self.total_bytes and wanted_bytes > self.free_bytes:
-            failure = limit_reached("storage.space_reserve_bytes", "that much stays free", RETRY_AFTER_MS)
-            text = f"{self.free_bytes} bytes are free beyond it, and to schedule what is staged takes {wanted_bytes}"
-            text = f"storage.space_reserve_bytes: {text}; retry after {RETRY_AFTER_MS} ms"
-            return replace(failure, message=text)
+            return _no_bulk("", self.free_bytes, wanted_bytes)
+        members = self._members()
+        free = {peer: free for peer, free in self._free_of_peers.items() if free < wanted_bytes and peer in members}
+        if free and 2 * len(free) >= len(members):
+            return _no_bulk(" of " + ", ".join(sorted(free)), min(free.values()), wanted_bytes)
         return None
 
     def refusal(self) -> Failure | None:
@@ -89,3 +104,9 @@ class DiskRoom:
                 failure.metadata["value"] = ",".join(sorted(full))
                 return failure
         return None
+
+
+def _no_bulk(whose: str, free_bytes: int, wanted_bytes: int) -> Failure:
+    failure = limit_reached("storage.space_reserve_bytes", "that much stays free", RETRY_AFTER_MS)
+    text = f"{free_bytes} bytes are free beyond it, and to schedule what is staged takes {wanted_bytes}"
+    return replace(failure, message=f"storage.space_reserve_bytes{whose}: {text}; retry after {RETRY_AFTER_MS} ms")

@@ -117,6 +117,7 @@ class SyncState:
                 clock_ms=self._clock.wall_ms(),
                 echo_sent_ns=sync.sent_ns,
                 disk_above_mark=self._disk_room.above,
+                disk_free_bytes=self._disk_room.free_bytes,
                 log_level=LOG_LEVEL,
             )
         )
@@ -126,10 +127,7 @@ class SyncState:
         self._delivery.leases.feed.acknowledged(peer_id, frame.sync_reply.number)
         self._replies[peer_id] = (frame.sync_reply.applied_index, self._monotonic_ns())
         self._levels[peer_id] = frame.sync_reply.log_level
-        if frame.sync_reply.disk_above_mark:
-            self._disk_room.full_peers.add(peer_id)
-        else:
-            self._disk_room.full_peers.discard(peer_id)
+        self._disk_room.hear(peer_id, frame.sync_reply.disk_free_bytes, above=frame.sync_reply.disk_above_mark)
 
     def understands(self, level: int, peer_id: str) -> bool | None:
         """Whether a member said last that it reads a log of this level, as a slave or as master; None: it has said

@@ -290,6 +290,27 @@ def test_rows_are_staged_only_while_there_is_room_to_schedule_them() -> None:
     assert staging.room_bytes == 0
 
 
+@pytest.mark.parametrize(("small", "staged"), [(1, 6), (2, 3)])
+def test_rows_are_staged_only_while_a_majority_has_room(small: int, staged: int) -> None:
+    """Of six blocks of 50,000 bytes. A slave with a smaller disk than the others' may fall behind; two would take the
+    cluster with them when the job is committed."""
+    world = World()
+    writer = Writer(world)
+    slaves = [node for node in world.nodes.values() if node is not writer.master]
+    for node in slaves[:small]:
+        node.disk.fill(260_000)
+    world.run(1_200)  # the nodes look at their disks
+    for number in range(6):
+        writer.stage(number, [bytes(50_000)])
+        world.run_until(lambda number=number: len(writer.answers) > number)  # type: ignore[misc]
+    refused = [answer for answer in writer.answers if isinstance(answer, Failure)]
+    assert len(writer.answers) - len(refused) == staged
+    names = ", ".join(sorted(node.name for node in slaves))
+    for failure in refused:
+        assert failure.reason == common_pb2.LIMIT_REACHED
+        assert failure.message.startswith(f"storage.space_reserve_bytes of {names}: ")
+
+
 def limited(world: World, **settings: int | str) -> Node:
     """The master of a cluster with these settings."""
     master = world.elect()
