@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH
 from tickwheel.node.core.install import install_if_complete
+from tickwheel.node.server.identity import owner_of, read_identity
 from tickwheel.node.state.schema import read_entry
 from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.journal import Journal
@@ -46,7 +47,8 @@ def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
     install_if_complete(disk)
     if not segment_sequences(disk.list(JOURNAL_DIRECTORY)):
         raise RebuildError("there is no journal here; nothing was changed")
-    journal = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=segment_bytes)
+    owner = owner_of(read_identity(disk))
+    journal = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=segment_bytes, owner=owner)
     try:
         if not journal.last_index:
             raise RebuildError(

@@ -26,11 +26,11 @@ from tickwheel.node.core.core import SLOT_MS_DEFAULT
 from tickwheel.node.core.delivery.sync_files import LEASES_PATH
 from tickwheel.node.core.founding import PATH as FOUNDING_PATH
 from tickwheel.node.core.install import install_if_complete
-from tickwheel.node.server.identity import new_identity, read_identity, store_identity
+from tickwheel.node.server.identity import new_identity, owner_of, read_identity, store_identity
 from tickwheel.node.state.schema import read_entry
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.replication.entries import command_of
-from tickwheel.replication.journal import Journal
+from tickwheel.replication.journal import Journal, check_owner
 from tickwheel.replication.journal_files import segment_sequences
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk, DiskError
@@ -82,6 +82,8 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
     has_journal = bool(segment_sequences(disk.list(JOURNAL_DIRECTORY)))
     replayed, newest_ms, skipped, term = 0, 0, list[str](), 0
     if has_journal:
+        if not interrupted:
+            check_owner(disk, JOURNAL_DIRECTORY, owner_of(identity))
         journal = _open_journal(disk, config.core.segment_bytes, restored.applied_index)
         try:
             replayed, newest_ms, skipped = _replay(journal, restored, () if interrupted else skip)
@@ -116,7 +118,7 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
     if disk.exists(FOUNDING_PATH):
         disk.remove(FOUNDING_PATH)  # it lists the old cluster's founders and their disks
     disk.fsync_dir("")
-    begun = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes)
+    begun = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes, owner=owner_of(new))
     begun.reset_to(state.applied_index, state.applied_term)
     begun.set_hard_state(term, "")
     begun.close()

@@ -163,10 +163,13 @@ class Founding(_message.Message):
     FOUNDERS_FIELD_NUMBER: _builtins.int
     FOUNDED_FIELD_NUMBER: _builtins.int
     ASKS_FIELD_NUMBER: _builtins.int
+    DISK_UUID_FIELD_NUMBER: _builtins.int
     founded: _builtins.bool
     """The cluster is founded: the sender votes, and will found no other."""
     asks: _builtins.bool
     """The receiver shall answer with its own."""
+    disk_uuid: _builtins.str
+    """In the file alone: the disk that it was written on. Older versions leave it out."""
     @_builtins.property
     def founders(self) -> _containers.RepeatedCompositeFieldContainer[Global___Founder]:
         """All founders with their disks, recorded for good; empty: not yet, or the node's files are older than this record."""
@@ -177,10 +180,11 @@ class Founding(_message.Message):
         founders: _abc.Iterable[Global___Founder] | None = ...,
         founded: _builtins.bool = ...,
         asks: _builtins.bool = ...,
+        disk_uuid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "founded", b"founded", "founders", b"founders"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "disk_uuid", b"disk_uuid", "founded", b"founded", "founders", b"founders"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import google_crc32c
 
@@ -41,6 +41,7 @@ from tickwheel.replication.journal_files import (
     RecordHeader,
     Segment,
     SegmentHeader,
+    check_segments,
     pack_record,
     read_newest,
     record_newest,
@@ -50,9 +51,10 @@ from tickwheel.replication.journal_files import (
 )
 from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File, FsyncFailedError
 from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
+from tickwheel.storage.owner import NOBODY, Owner
 from tickwheel.storage.whole_file import read_whole, write_whole
 
-__all__ = ["HARD_STATE_FILE", "CorruptJournalError", "FsyncWork", "Journal", "JournalFailedError"]
+__all__ = ["HARD_STATE_FILE", "CorruptJournalError", "FsyncWork", "Journal", "JournalFailedError", "check_owner"]
 
 SEGMENT_BYTES = 64 << 20
 CACHE_BYTES_MAX = 64 << 20
@@ -63,12 +65,13 @@ Entry = tuple[int, int, bytes]
 class Journal:
     """The entries, term and vote of one node on disk. Create it with `open`."""
 
-    def __init__(self, disk: Disk, directory: str, segment_bytes: int, cache_bytes_max: int) -> None:
+    def __init__(self, disk: Disk, directory: str, segment_bytes: int, cache_bytes_max: int, owner: Owner) -> None:
         """Called by `open` only."""
         self._disk = disk
+        self._owner = owner
         self._directory = directory
         self._segment_bytes = segment_bytes
-        self._hard_state = HardState(disk, directory)
+        self._hard_state = HardState(disk, directory, owner)
         self._entries = JournalEntries(cache_bytes_max)
         self._segments: list[Segment] = []
         self._based = False
@@ -99,13 +102,16 @@ class Journal:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         cache_bytes_max: int = CACHE_BYTES_MAX,
+        owner: Owner = NOBODY,
     ) -> Journal:
         """Read the journal in `directory`, or begin a new one. Cuts a torn end and fsyncs the rest.
 
-        Raises CorruptJournalError, CorruptFileError (hard state), UnknownVersionError.
+        Raises CorruptJournalError, CorruptFileError (hard state), UnknownVersionError; ForeignFileError for files of
+        another than `owner`.
         """
         disk.make_dir(directory)
-        journal = cls(disk, directory, segment_bytes, cache_bytes_max)
+        check_owner(disk, directory, owner)
+        journal = cls(disk, directory, segment_bytes, cache_bytes_max, owner)
         journal._segments = replay(disk, directory, journal._replay_segment, journal._replay_record)
         if journal._segments:
             active = journal._segments[-1]
@@ -117,7 +123,7 @@ class Journal:
             journal._fsync_now()
         journal._newest_recorded = read_newest(disk, directory)
         newest = journal._segments[-1].header.sequence
-        if newest > journal._newest_recorded and record_newest(disk, directory, newest):
+        if newest > journal._newest_recorded and record_newest(disk, directory, newest, owner):
             journal._newest_recorded = newest
         journal.durable_index = journal.last_index
         journal.commit_hint = journal._commit_written = min(journal.commit_hint, journal.last_index)
@@ -214,6 +220,7 @@ class Journal:
             last_index=self.last_index,
             position=self._segments[-1].end_position,
             doomed=self._doomed,
+            owner=self._owner,
         )
         if self._segments[-1].header.sequence > self._newest_recorded:
             work.newest = self._segments[-1].header.sequence
@@ -461,6 +468,7 @@ class Journal:
         self._open_segment(file, header)
 
     def _open_segment(self, file: File, header: SegmentHeader) -> None:
+        header = replace(header, owner_tag=self._owner.tag)
         try:
             file.append(header.pack())
         except DiskFullError:
@@ -609,6 +617,7 @@ class FsyncWork:
     position: int
     """End of what is fsynced."""
     doomed: list[str]
+    owner: Owner
     newest: int = 0
     """Number of the newest segment, to be recorded; 0: it is on record."""
     newest_recorded: bool = False
@@ -626,7 +635,7 @@ class FsyncWork:
             if self.fsync_dir:
                 self.disk.fsync_dir(self.directory)
             if self.newest:
-                self.newest_recorded = record_newest(self.disk, self.directory, self.newest)
+                self.newest_recorded = record_newest(self.disk, self.directory, self.newest, self.owner)
             # The oldest first, and without an fsync of the directory. A power loss can then bring back only the newest
             # of the removed segments, in front of those still held. A start reads them again, which is harmless: the
             # checkpoint covers them. A file system that kept a later removal but lost an earlier one (ext4, XFS and
@@ -666,15 +675,22 @@ _HARD_STATE = struct.Struct("<IIQ")
 _HARD_STATE_ADVICE = "This node may have forgotten a vote: remove the member and add it anew under a new id"
 
 
+def check_owner(disk: Disk, directory: str, owner: Owner) -> None:
+    """Raise ForeignFileError if a file of the journal is another owner's. Changes nothing. Raises DiskError."""
+    check_segments(disk, directory, owner)
+    HardState(disk, directory, owner)
+
+
 class HardState:
     """Term and vote as they are on stable storage: one small file, replaced whole.
 
     They never go back: a lower term, or another vote in the same term, is a bug of the caller. Layout of the content:
-    u32 version, u32 length of the name, u64 term, name in UTF-8.
+    u32 version, u32 length of the name, u64 term, name in UTF-8, the owner (`Owner.pack`).
     """
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, owner: Owner) -> None:
         self._disk = disk
+        self._owner = owner
         self._path = f"{directory}/{HARD_STATE_FILE}"
         self.term = 0
         self.voted_for = ""
@@ -686,7 +702,9 @@ class HardState:
         version, name_bytes, self.term = _HARD_STATE.unpack_from(content)
         if version > _HARD_STATE_VERSION:
             raise UnknownVersionError(self._path, version, _HARD_STATE_VERSION)
-        self.voted_for = content[_HARD_STATE.size : _HARD_STATE.size + name_bytes].decode()
+        name_end = _HARD_STATE.size + name_bytes
+        self._owner.check(self._path, content[name_end:])
+        self.voted_for = content[_HARD_STATE.size : name_end].decode()
 
     def store(self, term: int, voted_for: str) -> None:
         """Durable on return. Raises FsyncFailedError (fatal) and DiskFullError (then the old state holds)."""
@@ -703,4 +721,5 @@ class HardState:
 
     def _write(self, term: int, voted_for: str) -> None:
         name = voted_for.encode()
-        write_whole(self._disk, self._path, _HARD_STATE.pack(_HARD_STATE_VERSION, len(name), term) + name)
+        content = _HARD_STATE.pack(_HARD_STATE_VERSION, len(name), term) + name + self._owner.pack()
+        write_whole(self._disk, self._path, content)

@@ -40,6 +40,7 @@ import google_crc32c
 
 from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File
 from tickwheel.storage.errors import ADVICE, CorruptFileError, UnknownVersionError
+from tickwheel.storage.owner import NOBODY, Owner
 from tickwheel.storage.whole_file import read_whole, write_whole
 
 FORMAT_VERSION = 1
@@ -92,6 +93,8 @@ class SegmentHeader:
     fsynced_position: int
     flags: int = 0
     version: int = FORMAT_VERSION
+    owner_tag: int = 0
+    """`Owner.tag` of the directory that the segment was written in; 0 in segments of earlier versions."""
 
     def pack(self) -> bytes:
         body = _SEGMENT.pack(
@@ -103,7 +106,7 @@ class SegmentHeader:
             self.base_term,
             self.start_position,
             self.fsynced_position,
-            0,
+            self.owner_tag,
             0,
         )[:-4]
         crc32c: int = google_crc32c.value(body)
@@ -127,6 +130,7 @@ class SegmentHeader:
             fsynced_position=fields[7],
             flags=fields[2],
             version=fields[1],
+            owner_tag=fields[8],
         )
 
 
@@ -273,20 +277,32 @@ def fsynced_beyond(reader: SegmentReader, sequence: int, start: int, position: i
 
 def read_newest(disk: Disk, directory: str) -> int:
     """Number of the newest segment on record; 0: none is, as in a journal of an earlier version. Raises DiskError."""
-    path = f"{directory}/{NEWEST_FILE}"
-    content = read_whole(disk, path)
-    if content is None:
-        return 0
-    if len(content) < _NEWEST.size:
-        raise CorruptJournalError(path, 0, "too short")
-    sequence: int = _NEWEST.unpack_from(content)[0]
+    content = _newest(disk, directory)
+    sequence: int = _NEWEST.unpack_from(content)[0] if content else 0
     return sequence
 
 
-def record_newest(disk: Disk, directory: str, sequence: int) -> bool:
+def _newest(disk: Disk, directory: str) -> bytes:
+    path = f"{directory}/{NEWEST_FILE}"
+    content = read_whole(disk, path)
+    if content is not None and len(content) < _NEWEST.size:
+        raise CorruptJournalError(path, 0, "too short")
+    return content or b""
+
+
+def check_segments(disk: Disk, directory: str, owner: Owner) -> None:
+    """Raise ForeignFileError if a file of the journal names another owner. Changes nothing."""
+    owner.check(f"{directory}/{NEWEST_FILE}", _newest(disk, directory)[_NEWEST.size :])
+    for sequence in segment_sequences(disk.list(directory)):
+        header = _header(disk, directory, sequence)
+        if header is not None:
+            owner.check_tag(segment_path(directory, sequence), header.owner_tag)
+
+
+def record_newest(disk: Disk, directory: str, sequence: int, owner: Owner = NOBODY) -> bool:
     """Record the newest segment, which an fsync has covered; durable on return. False: the disk is full."""
     try:
-        write_whole(disk, f"{directory}/{NEWEST_FILE}", _NEWEST.pack(sequence))
+        write_whole(disk, f"{directory}/{NEWEST_FILE}", _NEWEST.pack(sequence) + owner.pack())
     except DiskFullError:
         return False
     return True

@@ -28,6 +28,7 @@ from tickwheel.proto.peer_pb2 import Founder, Founding, PeerFrame
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk, DiskError, DiskFullError
 from tickwheel.storage.errors import CorruptFileError
+from tickwheel.storage.owner import Owner
 from tickwheel.storage.whole_file import read_whole, write_whole
 
 PATH = "founding"
@@ -76,7 +77,7 @@ class ClusterFounding:
             record = Founding(founded=True)
         elif record is None:
             record = Founding()
-            write_whole(disk, PATH, record.SerializeToString())
+            self._write(record)
         self._record = record
 
     @property
@@ -198,13 +199,30 @@ class ClusterFounding:
     def _store(self, record: Founding) -> None:
         """Store a record; it takes effect once durable. On a full disk the next tick tries again."""
         try:
-            write_whole(self._disk, PATH, record.SerializeToString())
+            self._write(record)
         except DiskFullError:
             return
         except DiskError as error:
             self._fatal(f"{PATH} could not be written: {error}", error)
             return
         self._record = record
+
+    def _write(self, record: Founding) -> None:
+        """Durable on return. Raises DiskError."""
+        owned = Founding(founders=record.founders, founded=record.founded, disk_uuid=self._identity.disk_uuid)
+        write_whole(self._disk, PATH, owned.SerializeToString())
+
+
+def check_founding(disk: Disk, owner: Owner) -> None:
+    """Raise ForeignFileError if the record was written on another disk, or lists another one for this node. Raises
+    DiskError."""
+    record = _read(disk)
+    if record is None:
+        return
+    disks = {founder.node_id: founder.disk_uuid for founder in record.founders}
+    written_on = record.disk_uuid or disks.get(owner.node_id, "")
+    if (written_on or disks) and owner.disk_uuid not in ("", written_on):
+        raise owner.foreign(PATH, "another node, or of an earlier data directory of this one")
 
 
 def has_founded(disk: Disk) -> bool:

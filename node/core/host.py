@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored, cluster_of
+from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH, Restored, cluster_of
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.founding import has_founded
+from tickwheel.node.core.founding import check_founding, has_founded
 from tickwheel.node.core.install import STAGING, CheckpointCopy, discard, install_if_complete
 from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.state.results import ImpossibleStateError
@@ -23,13 +23,14 @@ from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
-from tickwheel.replication.journal import HARD_STATE_FILE, Journal
+from tickwheel.replication.journal import HARD_STATE_FILE, Journal, check_owner
 from tickwheel.replication.journal_files import read_newest, segment_sequences
 from tickwheel.replication.log import LogListener, Member, ReplicatedLog
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.errors import ADVICE
 from tickwheel.storage.manifest import read_manifest
+from tickwheel.storage.owner import ForeignFileError
 from tickwheel.storage.partial_copy import CopyError
 
 HARD_STATE_PATH = f"{JOURNAL_DIRECTORY}/{HARD_STATE_FILE}"
@@ -117,11 +118,22 @@ class NodeHost:
         self._stopped = False
         self.installs = 0
         self._journal: Journal | None = None
+        self._check_owner()
         install_if_complete(ports.disk)
         self._check_journal()
         self.core = self._build()
         self._left_at = self._last_index() if ports.disk.exists(STAGING) else None
         """Last entry of the journal when a copy broke, of which files are left."""
+
+    def _check_owner(self) -> None:
+        """Raise ForeignFileError if what this node has promised was promised by another, before anything is changed."""
+        disk, owner = self._ports.disk, self._identity.owner
+        try:
+            check_owner(disk, JOURNAL_DIRECTORY, owner)
+            check_founding(disk, owner)
+        except ForeignFileError:
+            self._check_cluster(cluster_of(disk))  # an interrupted `tickwheel recover` leaves a new journal, too
+            raise
 
     def _check_journal(self) -> None:
         """Raise ImpossibleStateError if the journal was removed: its first segment is durable before all other data."""
@@ -154,14 +166,28 @@ class NodeHost:
         identity = self._identity
         if of not in ("", identity.cluster_id):
             raise ImpossibleStateError(
-                f"the state is of cluster {of}, and the identity of cluster {identity.cluster_id}: tickwheel recover "
-                "was interrupted. Run it again, or put the copy of the directory back"
+                f"the state is of cluster {of}, and the identity of cluster {identity.cluster_id}. If tickwheel "
+                "recover was interrupted, run it again, or put the copy of the directory back. If not, files of "
+                "another cluster were put here: put this node's own back"
             )
+
+    def _check_disk(self, members: Sequence[Member]) -> None:
+        """Raise ForeignFileError if the checkpoint is of a cluster in which this node has another disk.
+
+        One of another member of this cluster passes: the journal begins anew behind it, as behind a copied one.
+        """
+        own = next((member for member in members if member.node_id == self._identity.node_id), None)
+        if own is not None and own.disk_uuid and self._identity.disk_uuid not in ("", own.disk_uuid):
+            whose = f"a cluster in which node {own.node_id} has another disk"
+            raise self._identity.owner.foreign(MANIFEST_PATH, whose)
 
     def _make_log(self, listener: LogListener, restored: Restored) -> ReplicatedLog:
         self._check_cluster(restored.state.cluster_id)
+        self._check_disk(restored.members)
         ports = self._ports
-        journal = Journal.open(ports.disk, JOURNAL_DIRECTORY, segment_bytes=self._config.segment_bytes)
+        journal = Journal.open(
+            ports.disk, JOURNAL_DIRECTORY, segment_bytes=self._config.segment_bytes, owner=self._identity.owner
+        )
         if journal.last_term and not journal.term:
             journal.close()
             raise ImpossibleStateError(_removed(HARD_STATE_PATH))

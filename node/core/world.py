@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.storage.disk import Disk
+from tickwheel.storage.owner import Owner
 
 ClusterMs = NewType("ClusterMs", int)
 """A moment of the cluster clock, in ms since 1970. Due times and leases go by it. It is unknown at first, and may be
@@ -52,6 +53,11 @@ class NodeIdentity:
     node_id: str
     wheel_group: int = 0
     disk_uuid: str = ""
+
+    @property
+    def owner(self) -> Owner:
+        """The data directory that this node's files name as theirs."""
+        return Owner(self.cluster_id, self.node_id, self.disk_uuid)
 
 
 @dataclass(frozen=True, slots=True)

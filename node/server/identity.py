@@ -17,6 +17,7 @@ from tickwheel.node.core.checkpoint import cluster_of
 from tickwheel.node.core.founding import PATH as FOUNDING_PATH
 from tickwheel.proto.log_pb2 import Identity
 from tickwheel.storage.disk import Disk, DiskError
+from tickwheel.storage.owner import NOBODY, Owner
 from tickwheel.storage.whole_file import read_whole, write_whole
 
 IDENTITY_PATH = "identity"
@@ -45,6 +46,11 @@ def read_identity(disk: Disk) -> Identity | None:
     except DecodeError as error:
         raise DiskError(f"{IDENTITY_PATH} is not an identity file. {ADVICE}") from error
     return identity
+
+
+def owner_of(identity: Identity | None) -> Owner:
+    """The directory that an identity names."""
+    return NOBODY if identity is None else Owner(identity.cluster_id, identity.node_id, identity.disk_uuid)
 
 
 def new_identity(cluster_id: str, node_id: str) -> Identity:

@@ -38,7 +38,9 @@ def stopped(checkpoint_entries: int = 10) -> Node:
         world.run_until(lambda: len(client.acked) == 5 * (number + 1))  # noqa: B023
     world.run(1_000)
     node.kill()
-    store_identity(node.disk, new_identity("c", node.name))
+    identity = new_identity("c", node.name)
+    identity.disk_uuid = node.disk_uuid
+    store_identity(node.disk, identity)
     assert len(node.disk.list(JOURNAL_DIRECTORY)) > 3
     return node
 
