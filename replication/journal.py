@@ -161,6 +161,11 @@ class Journal:
         return self._hard_state.voted_for
 
     @property
+    def newest_path(self) -> str:
+        """Path of the segment that is written to."""
+        return self._segments[-1].file.path
+
+    @property
     def reserve_ready(self) -> bool:
         """Whether the space of the next segment is reserved. False while no fsync is under way: the disk is full."""
         return self._reserve is not None

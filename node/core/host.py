@@ -228,6 +228,11 @@ class NodeHost:
             self._stopped = True
             self._on_fatal(reason)
 
+    @property
+    def journal_path(self) -> str:
+        """Path of the journal's file that is written to; empty if the node has stopped."""
+        return "" if self._journal is None else self._journal.newest_path
+
     # -- life
 
     def start(self) -> None:

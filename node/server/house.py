@@ -7,6 +7,8 @@ once, everything else once a second, and soon after the node's standing has chan
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from tickwheel.node.config import NodeConfig
@@ -22,7 +24,7 @@ from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.driver import LoopDriver
-from tickwheel.node.server.identity import why_gone
+from tickwheel.node.server.identity import IDENTITY_PATH, why_gone
 from tickwheel.node.server.resolving import in_worker
 from tickwheel.replication.log import LogStatus, Role
 from tickwheel.replication.ports import Clock, Executor
@@ -165,12 +167,13 @@ class House:
                 )
 
 
-async def watch_files(host: NodeHost, path: Path, reads: Executor) -> None:
+async def watch_files(host: NodeHost, root: Path, reads: Executor) -> None:
     """End the node if the files that it writes were removed: its disk would keep nothing of them. A worker looks, since
-    a remote disk may take minutes to answer. `path`: of the identity."""
+    a remote disk may take minutes to answer. `root`: the data directory."""
     while True:
-        gone = await in_worker(reads, lambda: why_gone(path))
-        if gone:
+        journal = host.journal_path
+        path, gone = await in_worker(reads, partial(_missing, [root / IDENTITY_PATH, root / journal]))
+        if gone and journal == host.journal_path:  # else the journal has gone on to another file
             break
         await asyncio.sleep(FILES_S)
     reason = (
@@ -178,6 +181,16 @@ async def watch_files(host: NodeHost, path: Path, reads: Executor) -> None:
         f"to them. If they still exist, put them back in place and start the node again. If not: {ADVICE}"
     )
     host.core.fatal(reason, DiskError(reason))
+
+
+def _missing(paths: Iterable[Path]) -> tuple[Path, str]:
+    """The first of the files that is gone, and why; no reason: none is."""
+    path, gone = Path(), ""
+    for path in paths:
+        gone = why_gone(path)
+        if gone:
+            break
+    return path, gone
 
 
 async def watch_rights(host: NodeHost, consumers: ConsumerStreams) -> None:

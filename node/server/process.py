@@ -210,7 +210,7 @@ class NodeProcess:
         loop.add_signal_handler(signal.SIGHUP, self._hung_up, tls)
         keeping = [
             loop.create_task(house.keep()),
-            loop.create_task(watch_files(host, config.data_path / IDENTITY_PATH, reads)),
+            loop.create_task(watch_files(host, config.data_path, reads)),
             loop.create_task(watch_rights(host, node.consumers)),
             loop.create_task(limit_connections(limiter, self._descriptors.limit)),
         ]

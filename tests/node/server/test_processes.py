@@ -320,7 +320,7 @@ async def test_a_disk_that_does_not_answer_holds_up_no_message(tmp_path: Path, m
         return "No such file or directory"
 
     monkeypatch.setattr(house, "why_gone", hanging)
-    host = Mock()
+    host = Mock(journal_path="journal/1")
     reads = ThreadExecutor("read", 1, asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
     watching = asyncio.ensure_future(house.watch_files(host, tmp_path, reads))
     assert await asyncio.to_thread(asked.wait, 30), "the loop would not get here"
@@ -329,6 +329,32 @@ async def test_a_disk_that_does_not_answer_holds_up_no_message(tmp_path: Path, m
     await watching
     reads.stop()
     assert "files were removed" in host.core.fatal.call_args.args[0]
+
+
+async def test_a_journal_that_is_removed_under_a_node_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: it went on writing to the removed file, and acknowledged what no start would find again. That a journal has
+    gone on to its next file is no reason."""
+    monkeypatch.setattr(house, "FILES_S", 0.0)
+    (tmp_path / "identity").touch()
+    looked: list[str] = []
+
+    class Host:
+        """Its journal goes on to its second file while the first is looked for; then that is removed, too."""
+
+        core = Mock()
+
+        @property
+        def journal_path(self) -> str:
+            looked.append("journal/1" if len(looked) < 1 else "journal/2")
+            return looked[-1]
+
+    host: Any = Host()
+    reads = ThreadExecutor("read", 1, asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
+    await house.watch_files(host, tmp_path, reads)
+    reads.stop()
+    assert looked == ["journal/1", *["journal/2"] * 3]
+    reason = host.core.fatal.call_args.args[0]
+    assert reason.startswith(f"{tmp_path}/journal/2: No such file or directory: this node's files were removed")
 
 
 @pytest.mark.parametrize(
