@@ -34,7 +34,7 @@ class DescriptorReserve:
         self._lock = threading.Lock()
         self._kept: tuple[int, int, int] | None = None
         self._last = -1
-        """A spare descriptor. It is closed to make room for work that closes what it opens."""
+        """A spare descriptor. It is closed to make room for work that closes what it opens. -1: there is none."""
         self.limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         """Descriptors available to connections and files together."""
         self.uses = 0
@@ -45,7 +45,7 @@ class DescriptorReserve:
         most, hard = limit_max(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._kept = (most - reserved, most, hard)
         self.limit = most - reserved
-        self._last = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._open_spare()
         resource.setrlimit(resource.RLIMIT_NOFILE, (self.limit, hard))
 
     def give_back(self) -> None:
@@ -53,7 +53,7 @@ class DescriptorReserve:
         kept, self._kept = self._kept, None
         if kept is not None:
             _, most, hard = kept
-            os.close(self._last)
+            self._close_spare()
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
     def run(self, work: Callable[[], T]) -> T:
@@ -76,13 +76,33 @@ class DescriptorReserve:
     def run_briefly(self, work: Callable[[], T]) -> T:
         """`run` for work that closes what it opens: it gets the spare descriptor even when the reserve is used up."""
         try:
-            return self.run(work)
+            done = self.run(work)
         except OSError as error:
             if error.errno != errno.EMFILE or self._kept is None:
                 raise
+        else:
+            if self._last < 0 and self._kept is not None:
+                with self._lock:
+                    self._open_spare()
+            return done
         with self._lock:
-            os.close(self._last)
+            self._close_spare()
             try:
                 return work()
             finally:
-                self._last = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                self._open_spare()
+
+    def _close_spare(self) -> None:
+        """It is another's as soon as it is closed: it must not be closed again."""
+        spare, self._last = self._last, -1
+        if spare >= 0:
+            os.close(spare)
+
+    def _open_spare(self) -> None:
+        if self._last >= 0:
+            return
+        try:
+            self._last = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:  # another thread has taken it meanwhile; the next work of this kind may get one again
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
