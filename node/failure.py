@@ -130,6 +130,17 @@ def node_fault(error_id: str) -> Failure:
     )
 
 
+def no_memory(error_id: str) -> Failure:
+    """The failure because the node got no memory. Not a definite refusal: a part of the request may be done."""
+    return Failure(
+        pb.OUTCOME_UNKNOWN,
+        "the node got no memory while it served the request, which may have been carried out: repeat it with the same "
+        "producer id and sequence, or look it up. Ask for less at a time, or give the node more memory (its log tells "
+        f"more under {error_id})",
+        {"id": error_id, "retry_after_ms": "1000"},
+    )
+
+
 def outcome_unknown() -> Failure:
     """The answer when mastership was lost while the request was under way: it may or may not take effect."""
     return Failure(

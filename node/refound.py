@@ -190,7 +190,7 @@ def _replay(journal: Journal, restored: Restored, skip: Collection[int]) -> tupl
             continue
         try:
             state.apply(index, term, entry)
-        except DiskError:
+        except (DiskError, MemoryError):
             raise
         except Exception as error:
             raise _cannot_apply(index, error) from error

@@ -289,7 +289,10 @@ class RaftLog:
             return self._listener.apply(index, term, body)
         try:
             return self._listener.apply(index, term, body)
-        except ApplyLaterError:
+        except (
+            ApplyLaterError,
+            MemoryError,
+        ):  # the want of memory says nothing of the entry: the next start applies it
             raise
         except Exception as error:
             raise AssertionError(f"log entry {index} could not be applied: {error!r}") from error

@@ -70,6 +70,8 @@ class StableStorage:
         self.fsyncing = False
         if self._stopped or self.failed:
             return
+        if isinstance(error, MemoryError):
+            raise error  # the disk is sound; the fsync was not done, so the node ends and starts again
         try:
             self._journal.finish_fsync(work)
         except FsyncFailedError as failed:

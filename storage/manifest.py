@@ -11,6 +11,7 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from tickwheel.proto.log_pb2 import Manifest
+from tickwheel.proto.parsing import parsed
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.errors import ADVICE, CorruptFileError, UnknownVersionError
 from tickwheel.storage.whole_file import read_whole, write_whole
@@ -32,7 +33,7 @@ def read_manifest(disk: Disk, path: str = FILE_NAME) -> Manifest | None:
     if content is None:
         return None
     try:
-        manifest = Manifest.FromString(content)
+        manifest = parsed(Manifest, content)
     except DecodeError as error:
         raise CorruptFileError(path, 0, f"it is not a manifest: {error}", ADVICE) from error
     if manifest.format_version > FORMAT_VERSION:

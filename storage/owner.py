@@ -14,6 +14,7 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from tickwheel.proto.log_pb2 import Identity
+from tickwheel.proto.parsing import parsed
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.errors import ADVICE
 
@@ -46,7 +47,7 @@ class Owner:
     def check(self, path: str, packed: bytes) -> None:
         """Raise ForeignFileError if the file at `path`, which holds these bytes of `pack`, is another owner's."""
         try:
-            found = Identity.FromString(packed)
+            found = parsed(Identity, packed)
         except DecodeError:  # a later version's; the file's checksum has matched
             return
         if found.disk_uuid and self.disk_uuid and found.disk_uuid != self.disk_uuid:

@@ -24,7 +24,7 @@ from tickwheel.node.core.parts import IDLE_MS_MAX, Parts
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.schedule.deleting import has_removed
-from tickwheel.node.core.serving import Serving
+from tickwheel.node.core.serving import OwnWorkError, Serving
 from tickwheel.node.core.stagger import Stagger
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, Reported, SteadyMs
@@ -147,6 +147,8 @@ class NodeCore:
 
     def fatal(self, reason: str, error: BaseException | None = None) -> None:
         """Stop the process; see `Kernel`."""
+        if isinstance(error, MemoryError):  # whoever drives the node ends it, in a way that it is started again
+            raise OwnWorkError(reason) from error
         if not self.serving.damaged(reason, error):
             self.stop()
             self._on_fatal(reason)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from tickwheel.node.core.world import NodeIdentity, Now, SteadyMs
+from tickwheel.proto.parsing import parsed
 from tickwheel.proto.peer_pb2 import Founder, Founding, PeerFrame
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk, DiskError, DiskFullError
@@ -236,6 +237,6 @@ def _read(disk: Disk) -> Founding | None:
     if content is None:
         return None
     try:
-        return Founding.FromString(content)
+        return parsed(Founding, content)
     except DecodeError:
         raise CorruptFileError(PATH, 0, "it is no record of a founding", ADVICE) from None

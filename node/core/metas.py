@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.proto.parsing import parsed
 
 ANSWER_BYTES_MAX = 3 << 20
 """Bytes of records in one answer, unless a single one is larger: below the 4 MiB that gRPC libraries accept by default.
@@ -62,7 +63,7 @@ def count_fitting(sizes: NDArray[Any], bytes_max: int) -> int:
 def meta_of(data: bytes) -> MessageMeta:
     """The meta of a record; an empty one if it cannot be decoded."""
     try:
-        meta = MessageMeta.FromString(data)
+        meta = parsed(MessageMeta, data)
     except DecodeError:
         return MessageMeta()
     meta.DiscardUnknownFields()
@@ -82,7 +83,7 @@ def surplus_headers(metas: bytes) -> int:
     count = headers_at_most(metas)
     if HEADERS_OF_REQUEST_MAX < count <= COUNTED_MAX:
         try:
-            count = len(_OUTLINE.FromString(metas).headers)
+            count = len(parsed(_OUTLINE, metas).headers)
         except DecodeError:
             return count
     return count if count > HEADERS_OF_REQUEST_MAX else 0

@@ -5,7 +5,8 @@ the request whose piece runs now. A callback that is to be called later is `boun
 
 Invariants, once a server has called `contain`:
 - An error in a piece of a request fails that request alone. The answer is NODE_FAULT with an id, under which the
-  traceback was reported. Work that the request had begun may be done, half done or undone.
+  traceback was reported. Work that the request had begun may be done, half done or undone. Want of memory is no
+  mistake, and its answer says so; the node goes on, for its own work would have ended it.
 - An error in work of no request propagates and ends the node. Work done during a request (`own`) raises OwnWorkError.
   Work that can be left out or tried again without harm (`side`) is left out, and its error is reported.
 - FATAL errors propagate from any piece: the node cannot continue after them.
@@ -25,7 +26,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 from tickwheel.node.core.promise import Promise, Reply
-from tickwheel.node.failure import Failure, RequestError, node_fault, outcome_unknown
+from tickwheel.node.failure import Failure, RequestError, no_memory, node_fault, outcome_unknown
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.replication.judge import ImpossibleMessageError
 from tickwheel.storage.disk import DiskError, FsyncFailedError
@@ -241,4 +242,4 @@ class Serving:
         self.faults += 1
         error_id = f"{self._random_bits(48):012x}"
         self._report(error_id, error)
-        return node_fault(error_id)
+        return no_memory(error_id) if isinstance(error, MemoryError) else node_fault(error_id)

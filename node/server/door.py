@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message
 
 from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX
 from tickwheel.node.core.promise import Reply
@@ -43,6 +43,8 @@ from tickwheel.node.server.bounds import (
 )
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.errors import abort, refuse_call
+from tickwheel.proto import common_pb2
+from tickwheel.proto.parsing import parsed
 from tickwheel.transport.connection import StreamOverError
 from tickwheel.transport.server import AbortedError, DirectHandler, Opened, Server, StreamHandler
 from tickwheel.transport.server import ServerStream as Context
@@ -266,13 +268,26 @@ def _no_request(kind: type[Message], data: bytes, error: DecodeError) -> _Refuse
     return _Refused(UNDECODABLE, invalid("request", f"{len(data)} bytes", wanted).failure)
 
 
+def _no_memory(data: bytes) -> _Refused:
+    text = f"the node has no memory left for this request of {len(data)} bytes: send less at a time, or later"
+    facts = {"field": "request", "value": f"{len(data)} bytes", "retry_after_ms": "1000"}
+    return _Refused(TOO_LARGE, Failure(common_pb2.LIMIT_REACHED, text, facts))
+
+
 def read_request(kind: type[Message], data: bytes, bytes_max: int | None = None) -> Message | _Refused:
     """The bytes of a request as a message, or its refusal: more than `bytes_max`, no message of this kind, too many
-    elements, content that this version does not know. Raises nothing.
+    elements, content that this version does not know; or the node has no memory for it. Raises nothing.
 
     Costs about a serialization in C beside the decoding, and no Python code per row of a batch that has fewer than
     FIELDS_MAX rows' worth of bytes.
     """
+    try:
+        return _read_request(kind, data, bytes_max)
+    except (MemoryError, EncodeError):  # bytes that were decoded can be encoded, if there is memory
+        return _no_memory(data)
+
+
+def _read_request(kind: type[Message], data: bytes, bytes_max: int | None) -> Message | _Refused:
     if bytes_max is not None and len(data) > bytes_max:
         return _Refused(TOO_LARGE, invalid("request", f"{len(data)} bytes", f"at most {bytes_max} bytes").failure)
     try:
@@ -282,7 +297,7 @@ def read_request(kind: type[Message], data: bytes, bytes_max: int | None = None)
             if headers:
                 allowed = f"at most {HEADERS_OF_REQUEST_MAX} in all metas"
                 return _Refused(TOO_LARGE, invalid("headers", headers, allowed).failure)
-        message = kind.FromString(data)
+        message = parsed(kind, data)
     except DecodeError as error:
         return _no_request(kind, data, error)
     except TooManyFieldsError as error:
@@ -295,7 +310,7 @@ def read_request(kind: type[Message], data: bytes, bytes_max: int | None = None)
         return _Refused(TOO_LARGE, invalid(place, count, f"at most {limit}").failure, message)
     message.DiscardUnknownFields()
     size = message.ByteSize()
-    if size != len(data) and size != (whole := kind.FromString(data)).ByteSize():  # clients write what is counted here
+    if size != len(data) and size != (whole := parsed(kind, data)).ByteSize():  # clients write what is counted here
         place, owner = _unknown_field(whole, message)
         allowed = f"only fields of {owner or kind.__name__} that this version knows"
         return _Refused(UNKNOWN_CONTENT, invalid(place or "request", "unknown field", allowed).failure, message)
@@ -312,9 +327,11 @@ def read_any_version(kind: type[Message], data: bytes) -> Message | _Refused:
     """The bytes of a request as a message, with whatever content: for peers and health checks, which may be a version
     ahead. A refusal only for bytes that are no message of this kind."""
     try:
-        return kind.FromString(data)
+        return parsed(kind, data)
     except DecodeError as error:
         return _no_request(kind, data, error)
+    except MemoryError:
+        return _no_memory(data)
 
 
 class Requests:

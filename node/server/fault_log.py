@@ -15,6 +15,9 @@ from tickwheel.replication.ports import Clock
 REPEAT_NS = 5_000_000_000
 """Errors of one kind at one place get one traceback in this time; the others refer to the id that has it."""
 PLACES_MAX = 1_024
+MEMORY_ADVICE = (
+    "raise the limit of the service (MemoryMax), the container or the process (ulimit -v), or give the machine more"
+)
 
 log = logger("faults")
 
@@ -29,6 +32,9 @@ class FaultLog:
 
     def __call__(self, error_id: str, error: BaseException) -> None:
         """Log an error under its id."""
+        if isinstance(error, MemoryError):
+            log.error("a request failed because no memory is left", id=error_id, reason=MEMORY_ADVICE)
+            return
         frames = traceback.extract_tb(error.__traceback__)
         place = (type(error).__name__, frames[-1].filename, frames[-1].lineno or 0) if frames else (repr(error), "", 0)
         now_ns = self._clock.monotonic_ns()

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from tickwheel.node.core.checkpoint import cluster_of
 from tickwheel.node.core.founding import PATH as FOUNDING_PATH
 from tickwheel.proto.log_pb2 import Identity
+from tickwheel.proto.parsing import parsed
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.storage.owner import NOBODY, Owner
 from tickwheel.storage.whole_file import read_whole, write_whole
@@ -40,12 +41,10 @@ def read_identity(disk: Disk) -> Identity | None:
     content = read_whole(disk, IDENTITY_PATH, advice=ADVICE)
     if content is None:
         return None
-    identity = Identity()
     try:
-        identity.ParseFromString(content)
+        return parsed(Identity, content)
     except DecodeError as error:
         raise DiskError(f"{IDENTITY_PATH} is not an identity file. {ADVICE}") from error
-    return identity
 
 
 def owner_of(identity: Identity | None) -> Owner:

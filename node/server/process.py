@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import faulthandler
 import os
 import resource
 import signal
@@ -45,7 +46,7 @@ from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.driver import LoopDriver
-from tickwheel.node.server.fault_log import FaultLog, LoopFaults
+from tickwheel.node.server.fault_log import MEMORY_ADVICE, FaultLog, LoopFaults
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.house import House, limit_connections, report, watch_files, watch_rights
 from tickwheel.node.server.identity import IDENTITY_PATH, IdentityError, open_identity
@@ -74,6 +75,9 @@ EXIT_INTERRUPTED = 130
 RESERVED_DESCRIPTORS = 64
 DESCRIPTORS_MIN = 192
 """Descriptors that a node needs to run at all: the reserve, its files and peers, and a few clients."""
+ADDRESS_SPACE_MIN = 4 << 30
+"""Below this limit of its address space a node warns: threads, maps and arenas of the allocator take much more of that
+than of memory."""
 READ_THREADS = 4
 SYNC_THREADS = 2
 LOOKUP_THREADS = 4
@@ -200,6 +204,7 @@ class NodeProcess:
         network.attach(host, driver.wake, lambda: host.core.parts.members.introduction())
         host.start()
         driver.start()
+        self._warn_of_memory()
         log.info(
             "node is up",
             cluster=config.cluster.id,
@@ -311,6 +316,16 @@ class NodeProcess:
                 await metrics.start(bind)
             except (OSError, UnicodeError) as error:
                 raise StartError(_cannot_listen("metrics_bind", bind, error), EXIT_CONFIG) from None
+
+    def _warn_of_memory(self) -> None:
+        limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit_bytes != resource.RLIM_INFINITY and limit_bytes < ADDRESS_SPACE_MIN:
+            log.warning(
+                "the address space is limited (ulimit -v): libraries abort the process when they get no more of it; "
+                "limit its memory instead (MemoryMax of the service, or the container), or raise the limit",
+                limit_mib=limit_bytes >> 20,
+                better_mib=ADDRESS_SPACE_MIN >> 20,
+            )
 
     def _take_descriptors(self) -> None:
         # Before the reserve is taken: the rest might not suffice to end the process in order.
@@ -454,9 +469,8 @@ class NodeProcess:
             # A restart would read the same bytes again: an operator must look.
             log.error("fatal: the disk cannot be relied on", reason=str(error), exc_info=error)
             _exit_now(EXIT_DATA)
-        if isinstance(error, MemoryError):
-            limits = "of the service (MemoryMax), the container or the process (ulimit -v)"
-            log.error("fatal: no memory is left", reason=f"raise the limit {limits}, or give the machine more")
+        if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+            log.error("fatal: no memory is left", reason=MEMORY_ADVICE)
             _exit_now(EXIT_FAILED)
         log.error("fatal: an impossible state", exc_info=error)
         _exit_now(EXIT_FAILED)
@@ -602,6 +616,7 @@ def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
     """
     os.umask(0o077)  # only this user may read the messages in the files, whatever the caller's umask
     sys.setswitchinterval(0.001)
+    faulthandler.enable(2)  # a library that gets no memory aborts the process: then its threads are told at least
     collector.set_up()
 
     # Until the node is up there is nothing to stop in order, and its journal may take long to read: exit at once. The

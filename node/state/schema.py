@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tickwheel.proto.log_pb2 import Command, LogEntry, ScheduleCommand
+from tickwheel.proto.parsing import parsed
 from tickwheel.proto.state_pb2 import StateSnapshot, StateWindows
 
 
@@ -140,7 +141,7 @@ def read_entry(data: bytes) -> LogEntry | None:
     writer could read that. Raises DecodeError for bytes that do not begin like entries of this format.
     """
     try:
-        return LogEntry.FromString(data)
+        return parsed(LogEntry, data)
     except DecodeError:
         if data.startswith(_HEAD):
             return None

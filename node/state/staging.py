@@ -38,6 +38,7 @@ from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import staging_pb2
 from tickwheel.proto.common_pb2 import KEY_USED_EXISTING
 from tickwheel.proto.log_pb2 import ManifestFile, Publish, PublishRequest
+from tickwheel.proto.parsing import parsed
 from tickwheel.proto.staging_pb2 import (
     STAGED_NONE,
     STAGED_OPEN,
@@ -322,7 +323,7 @@ class Staging:
         block = job.plan[job.position]
         data = self._read(job, block)
         try:
-            publish = Publish.FromString(data)
+            publish = parsed(Publish, data)
         except DecodeError:
             publish = Publish()  # no master writes such a block; its rows count as discarded
         publish.requests.append(PublishRequest(count=block.rows))

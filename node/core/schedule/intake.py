@@ -26,6 +26,7 @@ from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.unique_keys import DIGEST, DIGEST_BYTES, KEY_BYTES_MAX, digest_of
 from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.proto.parsing import parsed
 from tickwheel.storage.tags import hashes_of, tag_hash, tag_hashes, tag_mask, tag_masks
 from tickwheel.wheel.filters import TAG_RULE, TAGS_MAX, are_tags, is_tag
 
@@ -564,7 +565,7 @@ def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, coun
     metas: list[common_pb2.MessageMeta] = []
     for row, blob in enumerate(serialized):
         try:
-            meta = common_pb2.MessageMeta.FromString(blob)
+            meta = parsed(common_pb2.MessageMeta, blob)
         except DecodeError as error:
             raise invalid(f"metas[{row}]", blob[:16].hex(), "a serialized MessageMeta") from error
         if len(UnknownFieldSet(meta)):

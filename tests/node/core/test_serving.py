@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from tickwheel.node.core.serving import FATAL, OwnWorkError, Serving
 from tickwheel.node.core.watch.disk_use import disk_use
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.filtering import runs_of
+from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import AdminResult, ImpossibleStateError
+from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import (
     admin_pb2,
     common_pb2,
@@ -401,6 +404,62 @@ def test_a_failed_sync_fails_the_request_and_makes_the_node_leave(own: bool) -> 
     serving.run(told.append, lambda: serving.own(wrong) if own else wrong())
     assert [failure.reason for failure in told] == [common_pb2.NODE_FAULT]
     assert isinstance(serving.stuck_by, FsyncFailedError) and "x" in serving.stuck
+
+
+def test_want_of_memory_fails_the_request_and_is_no_mistake() -> None:
+    """The caller was told of a bug, under a code that no client repeats for. A part may be done: it is no refusal."""
+    serving = Serving(lambda bits: 1)
+    serving.contain(lambda error_id, error: None)
+    told: list[Failure] = []
+
+    def wants() -> None:
+        raise MemoryError
+
+    serving.run(told.append, wants)
+    [failure] = told
+    assert failure.reason == common_pb2.OUTCOME_UNKNOWN and "no memory" in failure.message
+    assert failure.metadata["retry_after_ms"]
+    with pytest.raises(OwnWorkError) as raised:
+        serving.run(told.append, lambda: serving.own(wants))
+    assert isinstance(raised.value.__cause__, MemoryError)
+
+
+def test_want_of_memory_does_not_count_against_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node ended with 3, the code for what a restart does not help, and named an entry that could not be applied;
+    for such entries operators are told to leave them out."""
+    world = World()
+    client = Client(world)
+    world.elect()
+
+    def wants(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(StateMachine, "apply", wants)
+    client.schedule([1_000])
+    with pytest.raises(MemoryError):
+        world.run(1_000)
+    assert not any(node.fatal for node in world.nodes.values())
+
+
+def test_want_of_memory_in_a_worker_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a merge or a checkpoint: the node ended with 3, and its service did not start it again."""
+    world = World(config=replace(CoreConfig(), checkpoint_entries=5))
+    client = Client(world)
+    world.elect()
+
+    def wants(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(StateCheckpoint, "run", wants)
+
+    def until_it_ends() -> None:
+        for _ in range(10):
+            client.schedule([60_000])
+            world.run(500)
+
+    with pytest.raises(OwnWorkError, match="the checkpoint failed") as raised:
+        until_it_ends()
+    assert isinstance(raised.value.__cause__, MemoryError) and not any(node.fatal for node in world.nodes.values())
 
 
 @pytest.mark.parametrize("error", [ImpossibleStateError("x"), OwnWorkError("x")])

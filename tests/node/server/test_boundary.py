@@ -32,7 +32,7 @@ from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.endpoints import SERVICES as TABLE
-from tickwheel.node.server.fault_log import REPEAT_NS, FaultLog
+from tickwheel.node.server.fault_log import MEMORY_ADVICE, REPEAT_NS, FaultLog
 from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.handlers import Node as Served
 from tickwheel.node.server.health import HealthReporter
@@ -290,3 +290,5 @@ def test_a_fault_is_logged_with_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line["id"] for line in lines] == ["id1", "id2", "id3"]
     assert [isinstance(line.get("exc_info"), KeyError) for line in lines] == [True, False, True]
     assert lines[1]["like"] == "id1"
+    faults("id4", MemoryError())
+    assert lines[3] == {"id": "id4", "reason": MEMORY_ADVICE}

@@ -364,6 +364,7 @@ async def test_a_journal_that_is_removed_under_a_node_ends_it(tmp_path: Path, mo
         (FsyncFailedError("journal"), process.EXIT_DATA),
         (DiskFullError("journal"), process.EXIT_FAILED),
         (RuntimeError("ours"), process.EXIT_FAILED),
+        (MemoryError(), process.EXIT_FAILED),
     ],
     ids=lambda value: type(value).__name__,
 )
