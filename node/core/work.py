@@ -23,7 +23,7 @@ from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import common_pb2
 from tickwheel.replication.ports import Executor
-from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
+from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError, NoDescriptorError
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import Job
@@ -127,6 +127,8 @@ class Background:
         self._now_ms = 0
         self._pumped_index = -1
         self.jobs_running = 0
+        self.held_up = ""
+        """Why the wheel's last job failed, if it is tried again; for the operator."""
 
     # -- the wheel's own work
 
@@ -162,6 +164,7 @@ class Background:
             self.jobs_running -= 1
             self._pumped_index = -1
             if error is None:
+                self.held_up = ""
                 self._wheel.finish(job)
                 return
             needed = self._wheel.needed(job)
@@ -175,6 +178,10 @@ class Background:
                 error, OSError | DiskFullError
             ):
                 self._fatal(f"{job.kind} failed: {error}", error)
+            advice = "raise the limit of open files (LimitNOFILE)"
+            if not isinstance(error, NoDescriptorError):
+                advice = "free space in the data directory"
+            self.held_up = f"a {job.kind} failed and is tried again: {error}; {advice}"
             self._paused_until_ms = self._now_ms + MERGE_RETRY_MS
 
         self._executor.submit(job.run, ended)

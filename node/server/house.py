@@ -73,7 +73,7 @@ class House:
         self._role_term = 0
         """The term in which it took this role."""
         self._phase = ""
-        self._halted = self._no_room = ""
+        self._halted = self._no_room = self._held_up = ""
         self._unfounded = ""
         self._addresses_known = False
         self._unsound = 0
@@ -145,6 +145,10 @@ class House:
         if no_room and no_room != self._no_room:
             log.warning("this node applies nothing further", reason=no_room)
         self._no_room = no_room
+        held_up = core.background.held_up
+        if held_up and not self._held_up:  # each try may name another file
+            log.warning("the wheel's work is held up", reason=held_up)
+        self._held_up = held_up
         self._unfounded, self._halted = unfounded, halted
 
     def _tell_addresses(self) -> None:

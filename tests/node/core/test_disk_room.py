@@ -18,7 +18,9 @@ from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.common_pb2 import DISK_FULL, LIMIT_REACHED, NOT_MASTER
+from tickwheel.storage.disk import NoDescriptorError
 from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.wheel.jobs import MergeJob
 
 CONFIG = replace(
     CoreConfig(), disk_high_percent=85, segment_bytes=1 << 20, buffer_bytes_max=1 << 14, checkpoint_log_bytes=1 << 14
@@ -179,3 +181,26 @@ def test_disk_use_by_part_hour_and_topic() -> None:
         assert {item.topic: item.messages for item in use.topics} == {"t": 300, "u": 100}
         assert all(item.bytes == 97 * item.messages for item in use.topics)
         assert use.next_hour == 0
+
+
+def test_a_merge_without_a_descriptor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was tried again and again without a word, while clients heard of a full buffer."""
+    world = World(config=replace(CONFIG, buffer_bytes_max=1 << 12))
+    client = Client(world)
+    node = world.elect()
+    merges = MergeJob.run
+
+    def none_left(_: MergeJob) -> None:
+        raise NoDescriptorError("cannot open 'wheel/hours/1/0.log': Too many open files")
+
+    monkeypatch.setattr(MergeJob, "run", none_left)
+    assert node.host is not None
+    background = node.host.core.background
+    client.schedule([3_600_000] * 50)
+    world.run_until(lambda: bool(background.held_up))
+    assert background.held_up == (
+        "a merge failed and is tried again: cannot open 'wheel/hours/1/0.log': Too many open files; raise the limit of "
+        "open files (LimitNOFILE)"
+    )
+    monkeypatch.setattr(MergeJob, "run", merges)
+    world.run_until(lambda: not background.held_up)
