@@ -33,6 +33,9 @@ from tickwheel.pipeline.meta_column import KEYED_META_COLUMNS, meta_column
 BLOCK_BYTES = 1 << 20
 """A block is sent once its rows reach this size, which is about that of one entry of the log. It has twice as much at
 most, or a single row: a node refuses a block of several times that."""
+BLOCK_METAS_BYTES_MAX = 1_000_000
+"""Bytes of metas in a block: with them it has at most 200,000 headers, since one takes at least 5 bytes. A node refuses
+more."""
 BLOCK_ROWS = 8_192
 SHOWN_MAX = 60
 """Characters of a field of a rejected row in an error."""
@@ -104,6 +107,8 @@ class _Pending:
     meta_sizes: list[NDArray[np.uint32]] = field(default_factory=list)
     rows: int = 0
     bytes: int = 0
+    meta_bytes: int = 0
+    """Those of `bytes` that are metas."""
 
 
 class RowGatherer:
@@ -133,8 +138,12 @@ class RowGatherer:
             return
         for topic, part in self._by_topic(batch):
             pending = self._pending.setdefault(topic, _Pending())
-            for piece, size in self._pieces(part):
-                full = pending.rows + piece.num_rows > self._block_rows or pending.bytes + size > 2 * BLOCK_BYTES
+            for piece, size, meta_size in self._pieces(part):
+                full = (
+                    pending.rows + piece.num_rows > self._block_rows
+                    or pending.bytes + size > 2 * BLOCK_BYTES
+                    or pending.meta_bytes + meta_size > BLOCK_METAS_BYTES_MAX
+                )
                 if pending.rows and full:
                     yield self._give(topic)
                     pending = self._pending.setdefault(topic, _Pending())
@@ -232,18 +241,20 @@ class RowGatherer:
         for code, name in enumerate(names):
             yield name, batch.take(pa.array(np.flatnonzero(codes == code)))
 
-    def _pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The batch in pieces no larger than a block, with their bytes."""
+    def _pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int, int]]:
+        """The batch in pieces no larger than a block, with their bytes and those of their metas."""
         sizes = pc.binary_length(batch.column("payload")).to_numpy(zero_copy_only=False).astype(np.int64)
+        meta_sizes = np.zeros(len(sizes), np.int64)
         if "meta" in batch.schema.names:
-            sizes += pc.binary_length(batch.column("meta")).to_numpy(zero_copy_only=False)
-        ends = np.cumsum(sizes)
+            meta_sizes += pc.binary_length(batch.column("meta")).to_numpy(zero_copy_only=False)
+        ends = np.append(0, np.cumsum(sizes + meta_sizes))
+        meta_ends = np.append(0, np.cumsum(meta_sizes))
         at = 0
         while at < batch.num_rows:
-            before = int(ends[at - 1]) if at else 0
-            end = int(np.searchsorted(ends, before + BLOCK_BYTES, side="right"))
+            end = int(np.searchsorted(ends, ends[at] + BLOCK_BYTES, side="right")) - 1
+            end = min(end, int(np.searchsorted(meta_ends, meta_ends[at] + BLOCK_METAS_BYTES_MAX, side="right")) - 1)
             end = min(max(end, at + 1), at + self._block_rows)
-            yield batch.slice(at, end - at), int(ends[end - 1]) - before
+            yield batch.slice(at, end - at), int(ends[end] - ends[at]), int(meta_ends[end] - meta_ends[at])
             at = end
 
     def _add(self, pending: _Pending, piece: pa.RecordBatch) -> None:
@@ -258,6 +269,7 @@ class RowGatherer:
             metas, meta_sizes = _joined(piece.column("meta"))
             pending.metas.append(metas)
             pending.meta_sizes.append(meta_sizes)
+            pending.meta_bytes += len(metas)
             added += len(metas)
         elif pending.meta_sizes:
             pending.meta_sizes.append(np.zeros(piece.num_rows, np.uint32))

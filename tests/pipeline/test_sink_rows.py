@@ -17,6 +17,7 @@ from tickwheel.client.messages import KEY_LENGTH_MAX, TAG_LENGTH_MAX, TAGS_MAX, 
 from tickwheel.client.staging import Rows, rows_message
 from tickwheel.client.unique_keys import KEYED_MAX, rule_of
 from tickwheel.node.core.bulk.staging import BLOCK_BYTES_MAX
+from tickwheel.node.core.metas import surplus_headers
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.state.settings import Settings
 from tickwheel.pipeline import sink_rows
@@ -147,6 +148,22 @@ def test_blocks_with_unique_keys_are_small() -> None:
         blocks = [*gatherer.take(pa.RecordBatch.from_pydict(columns | keys)), *gatherer.rest()]
         assert sum(len(block.sizes) for block in blocks) == count
         assert max(len(block.sizes) for block in blocks) == (KEYED_MAX if keyed else count)
+
+
+def test_a_block_has_no_more_headers_than_a_node_takes() -> None:
+    """However few bytes they take: 240,000 of them fit the bytes of a block."""
+    count, headers = 2_000, 120
+    places = pa.array(range(0, count * headers + 1, headers), pa.int32())
+    names = pa.array([f"{number:x}" for number in range(headers)] * count)
+    columns = {
+        "due_ms": pa.array(range(count)),
+        "payload": pa.array(["x"] * count),
+        "properties": pa.MapArray.from_arrays(places, names, pa.repeat("", count * headers)),
+    }
+    gatherer = RowGatherer("t", RowLimits(10_000, 50, 10**6))
+    blocks = [*gatherer.take(pa.RecordBatch.from_pydict(columns)), *gatherer.rest()]
+    assert sum(len(block.sizes) for block in blocks) == count and not gatherer.rejected
+    assert [surplus_headers(block.metas) for block in blocks] == [0] * len(blocks)
 
 
 def test_every_field_of_a_message_is_a_column() -> None:
