@@ -134,6 +134,8 @@ def sink_options(connection: Connection) -> dict[str, str]:
         options |= {name: str(value) for name, value in names.items() if value}
         if tls.server_name:
             options["server_name"] = tls.server_name
+    if connection.token:
+        options["token"] = connection.token
     return options
 
 

@@ -15,6 +15,7 @@ from tickwheel.client.errors import PermissionRefused
 from tickwheel.client.staging import StagedState
 from tickwheel.pipeline.cli_app import TOKEN_VARIABLE, LoadOptions
 from tickwheel.pipeline.options import CONNECTION, Options, connection_of
+from tickwheel.pipeline.replay import sink_options
 from tickwheel.pipeline.sink import OPTIONS, TickwheelWriter, sink_config
 from tickwheel.testing import SyncFakeCluster
 
@@ -76,5 +77,6 @@ def test_commands_take_the_token_of_the_environment(guarded: Guarded, monkeypatc
     connection = options.connection()
     with connection.open() as client:
         assert client.access.who_am_i().name == "shop"
+    assert connection_of(Options(sink_options(connection), CONNECTION), 5.0) == connection  # of `replay`
     assert options.of_source() == {"addresses": guarded.address, "token": guarded.token}
     assert guarded.token not in repr(connection)
