@@ -73,7 +73,8 @@ def archive(
     from_ms: int = 0,
     to_ms: int = 0,
 ) -> list[Archived]:
-    """Add the settled messages and dead letters of groups; by default of all groups.
+    """Add the settled messages and dead letters of groups; by default of all groups, and what killed runs left of
+    groups that were deleted since.
 
     `from_ms` (inclusive), `to_ms` (exclusive): only messages first due in this span; 0: no limit. The results count the
     messages for which the run came too late, and a warning is logged. A run with limits leaves the marks alone. Raises
@@ -83,18 +84,22 @@ def archive(
     """
     place = ArchivePlace(spark, folder)
     place.make()
-    if not groups:
+    of_all = not groups
+    if of_all:
         with connection.open() as client:
             groups = [group.name for group in client.admin.groups()]
-    return [_add(spark, place, connection, group, from_ms, to_ms) for group in groups]
+    added = [_add(spark, place, connection, group, from_ms, to_ms) for group in groups]
+    if of_all:
+        for gone in set(place.groups()) - set(groups):  # deleted; its last run may have been killed
+            _finish(place, gone, _last_mark(place, gone)[1])
+    return added
 
 
 def _add(
     spark: SparkSession, place: ArchivePlace, connection: Connection, group: str, from_ms: int, to_ms: int
 ) -> Archived:
     number, last = _last_mark(place, group)
-    if last.staged:  # by a run that was killed before it had moved all
-        place.publish(group, last.staged)
+    _finish(place, group, last)
     # The last delivery of a message is never before its first.
     reading = settled.done_with(spark, connection, group, from_ms)
     run = uuid.uuid4().hex
@@ -142,6 +147,12 @@ def _add(
         written.applied_index,
         gone,
     )
+
+
+def _finish(place: ArchivePlace, group: str, last: Mark) -> None:
+    """Move the rows of the last run of a group to their days, if it was killed before it had moved all."""
+    if last.staged:
+        place.publish(group, last.staged)
 
 
 def _last_mark(place: ArchivePlace, group: str) -> tuple[int, Mark]:

@@ -79,6 +79,10 @@ class ArchivePlace:
 
     # -- the records of a group's runs
 
+    def groups(self) -> list[str]:
+        """The groups that have records."""
+        return [name for name, is_folder, _ in self._listed(MARKS) if is_folder]
+
     def newest(self, group: str) -> tuple[int, str]:
         """(number, text) of the newest record; (0, "") if there is none."""
         number = max(self._numbers(group), default=0)

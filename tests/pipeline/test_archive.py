@@ -22,10 +22,12 @@ from tickwheel.client.async_client import Message
 from tickwheel.client.dead import DeadClient, DeadLetter
 from tickwheel.pipeline import settled
 from tickwheel.pipeline.archive import archive, read_archive
+from tickwheel.pipeline.archive_marks import Mark
 from tickwheel.pipeline.archive_place import ArchiveError, ArchivePlace
 from tickwheel.pipeline.cli import app
 from tickwheel.pipeline.options import CONNECTION, Connection, Options, connection_of
 from tickwheel.pipeline.replay import REPLAY_OF, ReplayConfig, ReplayError, replay, selected, shift_ms, summary
+from tickwheel.testing import SyncFakeCluster
 
 TOPIC, GROUP = "archived", "archivists"
 COUNT = 300
@@ -215,6 +217,19 @@ def test_of_two_runs_at_once_one_adds_its_rows(
 def killing(*_: Any) -> None:
     """In place of a step before which the process is killed."""
     raise KeyboardInterrupt
+
+
+def test_rows_of_a_killed_run_outlive_their_group(spark: SparkSession, tmp_path: Path) -> None:
+    """They are recorded as archived, and their group is deleted: no later run of it moves them to their day."""
+    run, day = "0" * 32, "day=2026-11-27"
+    staged = tmp_path / "_staging" / "gone" / run / day
+    staged.mkdir(parents=True)
+    (staged / "rows.parquet").write_bytes(b"rows")
+    assert ArchivePlace(spark, tmp_path).record("gone", 0, Mark(staged=run).text())
+    with SyncFakeCluster() as no_groups:
+        assert archive(spark, tmp_path, Connection((no_groups.address,), tls=None, timeout_s=15.0)) == []
+    assert (tmp_path / day / "rows.parquet").read_bytes() == b"rows"
+    assert not staged.exists()
 
 
 def test_only_the_days_that_are_asked_for(
