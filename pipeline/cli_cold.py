@@ -65,6 +65,8 @@ def freeze(
         manifest = store.manifest(job)
         if manifest is not None:
             manifest = store.finish(manifest)
+            if job_id:
+                print(f"job {job} was written before, so {source} is not read again, even if other rows are in it")
         else:
             cluster.reach(cluster.timeout_s)  # rather than write all parts and then find nobody who takes them
             with spark.session() as session:
@@ -77,7 +79,7 @@ def freeze(
             try:
                 return await register(client, folder, written)
             except TickwheelError as error:
-                text = f"{error}. Job {job} is written to {store.folder}: the same command registers it"
+                text = f"{error}. Job {job} is written to {store.folder}: the same command registers it, once it can"
                 raise type(error)(text, error.reason, error.metadata) from error
 
     known = _run(go())
@@ -141,9 +143,28 @@ def status(folder: Folder, cluster: OfLoad) -> None:
 
 
 @cold_app.command()
+def give_up(
+    folder: Folder,
+    job_id: Annotated[str, typer.Argument(metavar="JOB", help="As `cold status` names it.")],
+    cluster: OfLoad,
+) -> None:
+    """Give up a job that could not be written or registered: its rows never become messages. Nothing is deleted yet:
+    freezing it again takes it back, until `cold clean` deletes its files, a day later at the earliest."""
+    from tickwheel.pipeline import cold_status
+
+    async def go() -> int:
+        async with cluster.clients()() as client:
+            return await cold_status.give_up(client, folder, job_id)
+
+    print(
+        f"job {job_id} is given up: {_run(go()):,} rows that are no messages; in a day `cold clean` deletes its files"
+    )
+
+
+@cold_app.command()
 def clean(folder: Folder, cluster: OfLoad) -> None:
     """Delete the files of parts that are loaded and that no moved message needs any more, and what jobs left that were
-    killed over a day ago."""
+    killed or given up over a day ago."""
     from tickwheel.pipeline.cold_status import remove_loaded
 
     async def go() -> tuple[int, int]:

@@ -136,6 +136,7 @@ def write_parts(
     """
     config = config or FreezeConfig()
     store = ColdStore(folder)
+    store.take_back(job_id)
     known = store.manifest(job_id)
     if known is not None:
         return store.finish(known)
@@ -196,6 +197,9 @@ async def register(client: AsyncClient, folder: str | Path, manifest: ColdJobMan
         return None
     first = store.first_part(manifest.job_id)
     if first is None:
+        store.take_back(manifest.job_id)
+        if store.manifest(manifest.job_id) is None:
+            raise ColdError(f"job {manifest.job_id}: its files have been removed; freeze its rows again")
         for topic in sorted({topic for part in manifest.parts for topic in part.topics}):
             await client.admin.create_topic(topic)
         parts = [

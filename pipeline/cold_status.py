@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -10,9 +11,10 @@ from pathlib import Path
 
 from tickwheel.client import AsyncClient, ColdState, ColdStatus, NodeStatus
 from tickwheel.client.cold import ColdPart
-from tickwheel.pipeline.cold_store import ColdError, ColdFile, ColdStore
+from tickwheel.pipeline.cold_store import ColdError, ColdFile, ColdJobManifest, ColdStore
 
 DAYS_SHOWN = 40
+_NEXT = "freeze it again, or give it up: tickwheel pipeline cold give-up"
 
 
 @dataclass(slots=True)
@@ -59,10 +61,12 @@ async def examine(client: AsyncClient, folder: str | Path) -> Examined:
     for job_id in store.jobs():
         with suppress(ColdError):  # that is among the problems
             manifest = store.manifest(job_id)
+            if store.is_given_up(job_id):
+                continue
             if manifest is None:
-                found.problems.append(f"job {job_id}: it was not completely written; freeze it again")
+                found.problems.append(f"job {job_id}: it was not completely written; {_NEXT}")
             elif manifest.parts and store.first_part(job_id) is None:
-                found.problems.append(f"job {job_id}: it is written but not registered; freeze it again")
+                found.problems.append(f"job {job_id}: it is written but not registered; {_NEXT}")
     found.done_files = sum((store.folder / path).exists() for path in inventory.done())
     return found
 
@@ -104,15 +108,48 @@ class _Inventory:
         return [path for path in done if path not in needed]
 
 
+async def give_up(client: AsyncClient, folder: str | Path, job_id: str) -> int:
+    """Give up a job that is not registered: its rows never become messages. `remove_loaded` deletes its files, near and
+    rejected rows too, a day later. Returns the number of its rows; 0: it was not completely written.
+
+    Raises ColdError: there is no such job, or it is registered. TickwheelError kinds.
+    """
+    store = ColdStore(folder)
+    manifest = store.manifest(job_id)
+    if job_id not in store.jobs():
+        raise ColdError(f"job {job_id}: {store.folder} knows no such job")
+    if manifest is not None and not manifest.parts:
+        raise ColdError(f"job {job_id}: it is done; all its rows were near or rejected")
+    inventory = await _Inventory.take(client, store)
+    if store.first_part(job_id) is not None or _registered(inventory.parts, job_id, manifest):
+        raise ColdError(f"job {job_id}: it is registered, and its rows are messages: cancel those that are not wanted")
+    store.give_up(job_id)
+    return 0 if manifest is None else manifest.rows
+
+
+def _registered(parts: Sequence[ColdPart], job_id: str, manifest: ColdJobManifest | None) -> bool:
+    """Whether the cluster has the parts of a job, although the folder may not know it."""
+    written = set() if manifest is None else {part.sha256 for part in manifest.parts}
+    return any(part.job_id == job_id and part.sha256.hex() in written for part in parts)
+
+
 async def remove_loaded(client: AsyncClient, folder: str | Path) -> tuple[int, int]:
-    """Delete files that are no longer needed, and unfinished ones of killed jobs. Returns (files, bytes)."""
+    """Delete files that are no longer needed: of loaded parts, of jobs given up over a day ago, and unfinished ones of
+    killed jobs. Returns (files, bytes)."""
     store = ColdStore(folder)
     count = size = 0
-    done = (await _Inventory.take(client, store)).done()
-    for file in (*(store.folder / path for path in done), *store.left()):
+    inventory = await _Inventory.take(client, store)
+    for file in (*(store.folder / path for path in inventory.done()), *store.left()):
         if file.exists():
             count, size = count + 1, size + file.stat().st_size
             store.remove(file)
+    for job_id in store.jobs():
+        if not store.is_given_up(job_id) or store.first_part(job_id) is not None:
+            continue
+        # Its registration may have been under way when it was given up: then it is one that has to be frozen again.
+        if not _registered(inventory.parts, job_id, store.manifest(job_id)):
+            for file in store.remove_given_up(job_id):
+                count, size = count + 1, size + file.stat().st_size
     return count, size
 
 

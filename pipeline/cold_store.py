@@ -5,6 +5,7 @@
     COLD/_jobs/<job>/plan.json            fixed when the job began: from when on rows are cold
     COLD/_jobs/<job>/manifest.json        its parts in their order; written once, last
     COLD/_jobs/<job>/registered.json      the number of its first part in the cluster
+    COLD/_jobs/<job>/given_up.json        its rows are not wanted any more; they are no messages
     COLD/_ids/<job>.parquet               the id of every message
     COLD/_near/<job>/, COLD/_rejected/<job>/   rows that did not become cold ones
 
@@ -43,6 +44,8 @@ JOBS, IDS, NEAR, REJECTED = "_jobs", "_ids", "_near", "_rejected"
 LEFT_S = 86_400
 """Age at which an unfinished file was left by a job that was killed."""
 OWNER = "_cold.json"
+_GIVEN_UP, _REMOVING = "given_up.json", "removing.json"
+"""The mark of a job that was given up, and its name from when its files are being removed."""
 VERSION = 1
 _JOB = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _PART = re.compile(r"day=\d{4}-\d\d-\d\d/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet", re.ASCII)
@@ -213,8 +216,7 @@ class ColdStore:
         path = self.job_folder(manifest.job_id) / "manifest.json"
         counts = _manifest(path, write_once(path, asdict(manifest)), manifest.job_id)
         named = {part.path for part in counts.parts}
-        name = re.escape(manifest.job_id)
-        own = re.compile(rf"{name}-[0-9a-f]{{16}}\.parquet|\.{name}@.*\.tmp")
+        own = self._own(manifest.job_id)
         for folder in self.folder.glob("day=*"):
             for file in folder.iterdir():
                 if own.fullmatch(file.name) and f"{folder.name}/{file.name}" not in named:
@@ -245,6 +247,54 @@ class ColdStore:
             before = fields.whole(body, "first_part")
         if before != first_part:
             raise ColdError(f"job {job_id} was registered as part {before}, and now as {first_part}")
+
+    # -- jobs that never were registered
+
+    def give_up(self, job_id: str) -> None:
+        """Mark a job as one that is not wanted any more. It must not be registered. Files go with `remove_given_up`."""
+        write_once(self.job_folder(job_id) / _GIVEN_UP, {"job_id": job_id})
+
+    def is_given_up(self, job_id: str) -> bool:
+        """Whether it is, and was not taken back."""
+        folder = self.job_folder(job_id)
+        return (folder / _GIVEN_UP).exists() or (folder / _REMOVING).exists()
+
+    def take_back(self, job_id: str) -> None:
+        """A job that is about to be written or registered is wanted, even if it was given up. Raises ColdError if its
+        files are being removed."""
+        folder = self.job_folder(job_id)
+        (folder / _GIVEN_UP).unlink(missing_ok=True)
+        if (folder / _REMOVING).exists():
+            raise ColdError(
+                f"job {job_id}: it was given up, and its files are being removed; freeze it again after `cold clean`"
+            )
+
+    def remove_given_up(self, job_id: str) -> Iterator[Path]:
+        """Remove the files of a job that was given up more than LEFT_S ago, or whose removal was broken off. Yields
+        each file before it goes. The manifest goes first: what cannot be removed then does not count."""
+        folder, marked = self.job_folder(job_id), self.job_folder(job_id) / _GIVEN_UP
+        with suppress(FileNotFoundError):  # taken back
+            if marked.stat().st_mtime < time.time() - LEFT_S:
+                marked.rename(folder / _REMOVING)
+        if not (folder / _REMOVING).exists():
+            return
+        fsync_folder(folder)
+        own = self._own(job_id)
+        of_days = (file for day in self.folder.glob("day=*") for file in day.iterdir() if own.fullmatch(file.name))
+        beside = (path for kind in (NEAR, REJECTED) for path in (self.folder / kind / job_id).rglob("*.parquet"))
+        for path in (folder / "manifest.json", *of_days, *beside):
+            if path.exists():
+                yield path
+                path.unlink(missing_ok=True)
+        for kind in (NEAR, REJECTED):
+            shutil.rmtree(self.folder / kind / job_id, ignore_errors=True)
+        shutil.rmtree(folder)
+
+    @staticmethod
+    def _own(job_id: str) -> re.Pattern[str]:
+        """The names of a job's files in the folders of the days."""
+        name = re.escape(job_id)
+        return re.compile(rf"{name}-[0-9a-f]{{16}}\.parquet|\.{name}@.*\.tmp")
 
     def numbered(self, problems: list[str] | None = None) -> dict[int, ColdFile]:
         """All parts that have a number. `problems` gets what is wrong with the records of a job, whose parts are then

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import os
 import re
 import resource
@@ -15,10 +17,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.pipeline.cold_steps import PART
 from tests.system_calls import PowerLoss
+from tickwheel.client import AsyncClient
+from tickwheel.pipeline.cold_freeze import PartWriter, register
 from tickwheel.pipeline.cold_promote import remove_left
-from tickwheel.pipeline.cold_store import NEAR, ColdJobManifest, ColdStore, write_file, write_ids
+from tickwheel.pipeline.cold_status import examine, give_up, remove_loaded
+from tickwheel.pipeline.cold_store import (
+    DAY_MS,
+    JOBS,
+    NEAR,
+    ColdError,
+    ColdFile,
+    ColdJobManifest,
+    ColdStore,
+    write_file,
+    write_ids,
+)
 from tickwheel.pipeline.sink_rejected import TEMPORARY, RejectedFile
+from tickwheel.testing import SyncFakeCluster
 
 REAL_SYNC = os.fsync
 
@@ -99,9 +116,9 @@ def manifest_of(near_files: list[str]) -> ColdJobManifest:
     return ColdJobManifest("job", 0, 0, len(near_files), 0, near_files, [], [])
 
 
-def near_file(folder: Path, name: str) -> str:
+def near_file(folder: Path, name: str, job_id: str = "job") -> str:
     """The rows of an attempt, as a worker leaves them for the driver."""
-    with RejectedFile(str(folder / NEAR / "job"), name) as file:
+    with RejectedFile(str(folder / NEAR / job_id), name) as file:
         file.write([ROWS])
     return file.file
 
@@ -150,6 +167,69 @@ def test_clean_removes_the_rows_of_a_killed_freeze_and_never_those_that_count(tm
     for path in list(store.left()):
         store.remove(path)
     assert not other.parent.exists()
+
+
+def written(folder: Path, job_id: str, when_ms: int) -> ColdJobManifest:
+    """A job of one row, with all that its tasks and the driver leave before it is registered."""
+    store = ColdStore(folder)
+    near_file(folder, "near.parquet", job_id)
+    writer = PartWriter(folder, job_id, "attempt", "topic", 8)
+    batch = pa.RecordBatch.from_pydict({"due_ms": pa.array([when_ms]), "payload": [job_id]})
+    parts = [ColdFile(**{name: row[name] for name in PART}) for row in (*writer.take(batch), *writer.rest())]
+    boundary_ms = store.plan(job_id, when_ms)
+    return store.finish(ColdJobManifest(job_id, boundary_ms, 1, 1, 0, ["near.parquet"], [], parts))
+
+
+def test_a_job_that_is_not_registered_can_be_given_up(tmp_path: Path) -> None:
+    """`cold status` named it for ever. Its files go a day later; until then freezing it again takes it back. A
+    registered one stays, and so does one whose files are being removed."""
+
+    async def go(address: str) -> None:
+        async with AsyncClient(address) as client:
+            store = ColdStore(tmp_path)
+            kept, gone = (written(tmp_path, name, 40 * DAY_MS) for name in ("kept", "gone"))
+            store.plan("broken-off", 1)
+            assert len((await examine(client, tmp_path)).problems) == 3
+            for name, rows in (("kept", 1), ("gone", 1), ("broken-off", 0)):
+                assert await give_up(client, tmp_path, name) == rows
+            assert not (await examine(client, tmp_path)).bad
+            assert await remove_loaded(client, tmp_path) == (0, 0), "it may be taken back"
+            assert await register(client, tmp_path, kept) is not None
+            with pytest.raises(ColdError, match="kept: it is registered"):
+                await give_up(client, tmp_path, "kept")
+            (tmp_path / JOBS / "kept" / "registered.json").unlink()
+            with pytest.raises(ColdError, match="kept: it is registered"):
+                await give_up(client, tmp_path, "kept")
+            with pytest.raises(ColdError, match="knows no such job"):
+                await give_up(client, tmp_path, "unknown")
+            for name in ("gone", "broken-off"):
+                os.utime(tmp_path / JOBS / name / "given_up.json", (0, 0))
+            assert (await remove_loaded(client, tmp_path))[0] == 3  # manifest, part, near rows
+            assert store.jobs() == ["kept"]
+            with pytest.raises(ColdError, match="gone: its files have been removed"):
+                await register(client, tmp_path, gone)
+
+    with SyncFakeCluster() as cluster:
+        asyncio.run(go(cluster.address))
+    assert {path.name.partition("-")[0] for path in tmp_path.glob("day=*/*")} == {"kept"}
+    assert not (tmp_path / NEAR / "gone").exists()
+
+
+def test_a_removal_that_was_killed_goes_on(tmp_path: Path) -> None:
+    """At each file; no freeze of the job begins meanwhile."""
+    store = ColdStore(tmp_path)
+    for files in range(4):
+        manifest = written(tmp_path, "job", 40 * DAY_MS)
+        store.give_up("job")
+        os.utime(tmp_path / JOBS / "job" / "given_up.json", (0, 0))
+        for _ in itertools.islice(store.remove_given_up("job"), files):
+            pass
+        if files:
+            assert store.is_given_up("job")
+            with pytest.raises(ColdError, match="files are being removed"):
+                store.take_back("job")
+        assert len(list(store.remove_given_up("job"))) == 3 - max(0, files - 1)
+        assert not store.jobs() and not (tmp_path / manifest.parts[0].path).exists()
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
