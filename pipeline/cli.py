@@ -344,19 +344,19 @@ def audit(
 
     if bool(directories) == (events is not None):
         raise failed("either data directories or --events must be given")
-    written = [name for name in (*judging.TITLES, judging.LATENESS, judging.PAGE) if (out / name).exists()]
-    if written:
-        raise failed(f"{out / written[0]}: it exists already; name a new folder for each audit")
     if events is not None and not any(events.glob("*.parquet")):
         raise failed(f"{events}: there is no Parquet file in it")
     named = {name: Path(path) for name, _, path in (item.partition("=") for item in directories or ())}
     for name, path in named.items():
         if not name or not (path / "events").is_dir():
             raise failed(f"{name}={path}: there is no folder {path}/events")
-    if named and (out / "events").exists() and any((out / "events").iterdir()):
-        raise failed(f"{out / 'events'}: it is not empty; name a new folder for each audit")
     noted = NOTHING_NOTED.format(events or ", ".join(directories or ()))
     with refusing(InUseError, where=str(events or "the events")), report_in(out) as folder:
+        written = [name for name in (*judging.TITLES, judging.LATENESS, judging.PAGE) if (out / name).exists()]
+        if written:
+            raise failed(f"{out / written[0]}: it exists already; name a new folder for each audit")
+        if named and (out / "events").exists() and any((out / "events").iterdir()):
+            raise failed(f"{out / 'events'}: it is not empty; name a new folder for each audit")
         read = events or folder / "events"
         if named and not export_events(named, read):
             raise failed(noted)

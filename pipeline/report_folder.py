@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNFINISHED = "_unfinished"
-_LOCK = "lock"
+_LOCK, _MOVING = "lock", "moving"
+"""The file that a run locks, and the names of what it moves, from when the report is complete."""
 
 
 class InUseError(Exception):
@@ -45,7 +46,8 @@ def folder_made(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def report_in(out: Path) -> Iterator[Path]:
     """A new folder to write a report to. At the end all that is in it is moved to `out`: first folders, then files by
-    their names. If the context fails, what was written is removed. Raises InUseError, OSError."""
+    their names. If the context fails, what was written is removed. What a killed run has left, in `out` too, is removed
+    before the context begins. Raises InUseError, OSError."""
     place = out / UNFINISHED
     with folder_made(out):
         place.mkdir(exist_ok=True)
@@ -55,17 +57,40 @@ def report_in(out: Path) -> Iterator[Path]:
             except BlockingIOError:
                 raise InUseError(f"{out}: another command is writing a report there") from None
             try:
-                for path in _content(place):  # left by a run that was killed
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-                yield place
+                _move_back(place, out)
                 for path in _content(place):
-                    path.rename(out / path.name)
+                    _remove(path)
+                yield place
+                write_whole(place / _MOVING, "\n".join(path.name for path in _content(place)).encode())
+                try:
+                    for path in _content(place):
+                        path.rename(out / path.name)
+                except BaseException:
+                    _move_back(place, out)
+                    raise
             finally:
                 shutil.rmtree(place, ignore_errors=True)
 
 
 def _content(place: Path) -> list[Path]:
-    return sorted((path for path in place.iterdir() if path.name != _LOCK), key=lambda path: (path.is_file(), path))
+    found = (path for path in place.iterdir() if path.name not in (_LOCK, _MOVING))
+    return sorted(found, key=lambda path: (path.is_file(), path))
+
+
+def _move_back(place: Path, out: Path) -> None:
+    """Remove from `out` what a run had moved there that was killed before it had moved all."""
+    moving = place / _MOVING
+    for name in moving.read_text(encoding="utf-8").splitlines() if moving.exists() else ():
+        if not (place / name).exists():
+            _remove(out / name)
+    moving.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:

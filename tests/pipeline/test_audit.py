@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -289,6 +292,43 @@ def test_an_audit_that_failed_can_be_run_again(spark: SparkSession, tmp_path: Pa
     assert {path.name for path in out.iterdir()} == {"events", "lateness", "lateness.png", "audit.html", *TITLES}
     again = CliRunner().invoke(app, words)
     assert "it exists already; name a new folder" in str(again.exception)
+
+
+DIES_AT_A_RENAME = """
+import os, signal, sys
+from pathlib import Path
+from tickwheel.pipeline.report_folder import report_in
+
+left = int(sys.argv[2])
+
+def count(event, arguments):
+    global left
+    left -= event == "os.rename"
+    if left < 0 and event == "os.rename":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with report_in(Path(sys.argv[1])) as folder:
+    for name in ("lost", "early"):
+        (folder / name).mkdir()
+        (folder / name / "rows").touch()
+    (folder / "audit.html").touch()
+    sys.addaudithook(count)
+"""
+
+
+def test_what_an_audit_has_moved_that_was_killed_is_no_report(tmp_path: Path) -> None:
+    """Some of its folders were in place already, and the next run was refused: name a new folder."""
+    for renames in range(4):
+        out = tmp_path / str(renames)
+        out.mkdir()
+        (out / "notes.txt").touch()
+        command = [sys.executable, "-c", DIES_AT_A_RENAME, str(out), str(renames)]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        assert len(list(out.iterdir())) == 2 + max(0, renames - 1)
+        with report_in(out) as folder:
+            assert {path.name for path in out.iterdir()} == {"notes.txt", UNFINISHED}
+            (folder / "audit.html").write_text("whole", encoding="utf-8")
+        assert {path.name for path in out.iterdir()} == {"notes.txt", "audit.html"}
 
 
 def test_two_audits_do_not_write_to_one_folder(tmp_path: Path) -> None:
