@@ -19,6 +19,8 @@ _WORKER = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
 """A traceback of Python; its last line says what happened."""
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|File too large")
 _WRITTEN = re.compile(r"writing rows to (?:file:)?(.+)\. SQLSTATE")
+_WORKER_ENDED = "java.io.EOFException"
+"""All that Java says when a Python process of its has ended in the middle of a write's commit."""
 _LOCAL = re.compile(r"org\.apache\.spark\.(storage|shuffle|io|memory|broadcast|unsafe|util\.collection)\.")
 """Parts of Spark that write to its local folders."""
 
@@ -34,6 +36,11 @@ def reason_of(error: PySparkException | Py4JJavaError, where: str = "") -> str:
         if full := _NO_ROOM.search(text):
             where = _full_place(causes) or where
             return f"{where}: {full[0]}" if where else full[0]
+        if text == _WORKER_ENDED:
+            text = (
+                "a Python process of Spark has ended in the middle of its work: it was killed, by a user or by the "
+                "system for want of memory, or it crashed. Run the same job again, under the same job id if it has one"
+            )
     else:
         text = str(error).strip()
     if not _OWN.search(text) and (found := _FILE.findall(text)):

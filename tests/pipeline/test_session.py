@@ -61,6 +61,13 @@ def test_an_error_of_a_worker_says_what_happened_there(spark: SparkSession) -> N
     assert told == "/proc/self/no-such-file: No such file or directory", "the input is not at fault"
 
 
+def test_a_worker_that_ends_is_told(spark: SparkSession) -> None:
+    """In the commit of a write Java says no more than that a file is at its end."""
+    assert spark._jvm is not None
+    ended = Py4JJavaError("o1.save", spark._jvm.java.io.EOFException())
+    assert "Python process of Spark has ended" in reason_of(ended, "in.parquet")
+
+
 def test_an_error_of_a_full_disk_names_what_was_written(spark: SparkSession, tmp_path: Path) -> None:
     """Java does not say where. The input was named, or the cluster, if Spark's local folder was full."""
     rows = spark.range(0, 20_000, 1, 2).select(functions.expr("uuid()").alias("x"))
