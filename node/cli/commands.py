@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tickwheel.node.cli.interrupts import interrupt_again
+from tickwheel.node.cli.plain_values import take_plain_values
 
 GROUP = "tickwheel.commands"
 
@@ -167,6 +168,7 @@ class Root(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        take_plain_values(self)
         for commands in APPS.values():
             for name, help_text in commands.items():
                 self._know(name, help_text)
@@ -191,6 +193,7 @@ class Root(TyperGroup):
         if name in self.commands:
             try:
                 command = load(name)
+                take_plain_values(command)
                 refuse_empty_paths(command)
                 self.add_command(command, name)
             except ImportError as error:

@@ -14,7 +14,7 @@ import typer
 from tickwheel.node.cli.commands import APPS, PANELS, every, load, others
 from tickwheel.node.cli.program import app
 
-NOT_BY_HELP = ("grpc", "numpy", "google.protobuf", "cryptography", "prometheus_client", "tickwheel.client")
+NOT_BY_HELP = ("grpc", "numpy", "google.protobuf", "cryptography", "prometheus_client", "tickwheel.client", "pydantic")
 NOT_BY_A_NODE = (
     *("tickwheel.client", "tickwheel.chaos", "tickwheel.pipeline", "tickwheel.bench"),
     *("tickwheel.node.local_cluster", "tickwheel.node.certs", "tickwheel.node.cli.output", "rich.progress"),
@@ -50,10 +50,10 @@ def test_a_node_imports_what_it_runs() -> None:
 
 
 def test_the_command_starts_a_node_without_colours_and_certificates() -> None:
-    """structlog would load rich for tracebacks; only a node with TLS reads certificates."""
+    """structlog would load rich for tracebacks; only a node with TLS reads certificates. Its arguments are plain."""
     found = imported_by("from tickwheel.node.cli.program import run; run(['node', '--set', 'node.id='])")
     assert "tickwheel.node.server.process" in found, "the configuration is refused after the imports"
-    assert not found & {"rich", "rich.console", "cryptography.x509"}
+    assert not found & {"rich", "rich.console", "cryptography.x509", "pydantic"}
 
 
 @pytest.mark.parametrize("name", every())
