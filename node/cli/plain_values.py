@@ -46,7 +46,10 @@ class _Taking:
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         """Called by typer."""
-        taken = plain(param, value)
+        try:
+            taken = plain(param, value)
+        except AttributeError:  # a later typer keeps the wanted type elsewhere
+            taken = NOT_PLAIN
         return self._typers().coerce(value, param=param, ctx=ctx) if taken is NOT_PLAIN else taken
 
 
