@@ -289,10 +289,7 @@ class RaftLog:
             return self._listener.apply(index, term, body)
         try:
             return self._listener.apply(index, term, body)
-        except (
-            ApplyLaterError,
-            MemoryError,
-        ):  # the want of memory says nothing of the entry: the next start applies it
+        except (ApplyLaterError, MemoryError):  # neither says that the entry is bad: it is applied later
             raise
         except Exception as error:
             raise AssertionError(f"log entry {index} could not be applied: {error!r}") from error
