@@ -5,11 +5,15 @@ Spark, Arrow and the client are imported by the commands that need them, so that
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -28,6 +32,7 @@ app = MadeCommands(
 )
 
 TIMEOUT_S = 15.0
+QUIET_S_MAX = 2.0
 TOKEN_VARIABLE = "TICKWHEEL_TOKEN"
 """The same as for the other commands: no argument, which other users of the machine could see."""
 JAVA_ENDED = (
@@ -53,6 +58,44 @@ def refusing(*kinds: type[Exception], where: str = "") -> Iterator[None]:
         raise failed(str(error)) from None
     except (PySparkException, Py4JJavaError) as error:
         raise failed(reason_of(error, where)) from None
+
+
+@contextmanager
+def interrupted(session: SparkSession) -> Iterator[None]:
+    """Ctrl-C ends the work in this context with a KeyboardInterrupt, and so does a SIGTERM, as of a time-out or of who
+    stops a service: what is half done is removed. A `build` that a SIGTERM ended at once left a folder that the next
+    one refused. Spark's own handler fails to cancel its jobs, and it and Java would show pages of stacks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def quiet() -> None:
+        with suppress(Exception):  # Java may have ended
+            session.sparkContext.setLogLevel("OFF")
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        # This thread's connection to Java waits for an answer.
+        silent = threading.Thread(target=quiet, daemon=True)
+        silent.start()
+        silent.join(QUIET_S_MAX)
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    logging.getLogger().addFilter(_is_no_echo)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeFilter(_is_no_echo)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    """py4j logs the KeyboardInterrupt that it raises."""
+    return "while sending command" not in record.getMessage()
 
 
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
@@ -82,7 +125,8 @@ class SparkOptions:
         except PySparkException as error:
             raise failed(reason_of(error, "Spark did not start")) from None
         try:
-            yield session
+            with interrupted(session):
+                yield session
         except Exception as error:
             if java_has_ended(error):
                 raise failed(JAVA_ENDED) from None

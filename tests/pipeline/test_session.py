@@ -90,13 +90,23 @@ def test_an_error_of_a_full_disk_names_what_was_written(spark: SparkSession, tmp
 
 
 KILLED = """
-import sys
+import os, signal, time
 from pyspark import SparkContext
 from tickwheel.client.errors import RequestRefused
 from tickwheel.pipeline.cli_app import SparkOptions
 
 try:
     with SparkOptions("local[1]").session(quick=True) as spark:
+        driver = os.getpid()
+
+        def task(_):
+            os.kill(driver, signal.SIGTERM)
+            time.sleep(1_000)
+
+        try:
+            spark.range(1).foreach(task)
+        except KeyboardInterrupt:
+            print("terminated.", end=" ")
         SparkContext._gateway.proc.kill()
         spark.range(1).count()
 except RequestRefused as error:
@@ -105,9 +115,11 @@ except RequestRefused as error:
 
 
 def test_a_command_whose_java_was_killed_says_so() -> None:
-    """It ended with `Connection refused`: so ended the attempt to stop Spark."""
+    """It ended with `Connection refused`: so ended the attempt to stop Spark. A SIGTERM interrupts its work, so that it
+    removes what is half done: a `build` left a folder that the next one refused. It shows no stack of it."""
     ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120, check=False)
-    assert ended.stdout.startswith("Spark's Java process has ended before the work was done"), ended
+    assert ended.stdout.startswith("terminated. Spark's Java process has ended before the work was done"), ended
+    assert "KeyboardInterrupt" not in ended.stderr
 
 
 @pytest.mark.parametrize("error", [Py4JError("An error occurred while calling o1.count"), ConnectionRefusedError()])
