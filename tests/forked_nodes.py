@@ -39,6 +39,7 @@ import gc, importlib, json, os, runpy, selectors, socket, struct, sys
 os.environ["GRPC_VERBOSITY"] = "NONE"  # as the command sets it before it imports gRPC
 for name in ("cli.program", "cli.node", "cli.streams", "cli.output", "server.process"):
     importlib.import_module(f"tickwheel.node.{name}")
+importlib.import_module("tickwheel.node.cli.commands").load("node")  # makes its part of the tree, too
 gc.collect()
 gc.freeze()
 asking = socket.socket(fileno=int(sys.argv[1]))

@@ -24,13 +24,18 @@ from typing import Self
 COMMAND = (sys.executable, "-m", "tickwheel.node.cli.main")
 """A command as a process of its own."""
 SERVER = r"""
-import importlib, json, os, sys
+import gc, importlib, json, os, sys
 
 os.environ["GRPC_VERBOSITY"] = "NONE"  # as a command sets it before it imports gRPC
 for name in ("program", "output", "messages", "cluster", "sweeps", "schedules", "pending", "trace", "dead"):
     importlib.import_module(f"tickwheel.node.cli.{name}")
 for name in ("backup_files", "refound", "server.process"):  # of backup, recover and node
     importlib.import_module(f"tickwheel.node.{name}")
+commands = importlib.import_module("tickwheel.node.cli.commands")
+for name in commands.every():
+    commands.load(name)  # makes its part of the tree, too
+gc.collect()
+gc.freeze()
 answers = os.dup(1)
 for line in sys.stdin:
     asked = json.loads(line)

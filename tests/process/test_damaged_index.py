@@ -112,8 +112,8 @@ async def test_a_cluster_of_one_is_rebuilt_from_its_journal(tmp_path: Path) -> N
         await client.schedule("t", b"settled", delay_ms=0)
         assert [text for text, *_ in await delivered(client, 1)] == [b"settled"]
         due = await load(client, 6_000)
-        (cancelled,) = [message.id async for message in client.list_pending("t", page_size=1)][:1]
-        assert await client.cancel(cancelled) == "CANCELLED"
+        first = await anext(client.list_pending("t", page_size=1))
+        assert await client.cancel(first.id) == "CANCELLED"
         due.pop(b"0")
         refused = await command(*words, code=1)
         assert "a node is running" in refused.stderr
