@@ -159,6 +159,17 @@ GOOD: dict[str, Case] = {
         FewDuplicates,
         [began(), delivered(1, 1), SettleSent(2 * MS, "g", ID + 1, 1, 1, "RETRY"), delivered(3, 1, attempt=2)],
     ),
+    "after a nack, and a late one of the attempt before": (
+        FewDuplicates,
+        [
+            began(),
+            delivered(1, 1),
+            delivered(1_001, 1, attempt=2),
+            SettleSent(1_002 * MS, "g", ID + 1, 1, 2, "RETRY"),
+            SettleSent(1_003 * MS, "g", ID + 1, 1, 1, "RETRY"),
+            delivered(1_004, 1, attempt=3),
+        ],
+    ),
     "after the pause that counts of two": (RetriesCome, [*NACKED_TWICE, delivered(1_215, 1, attempt=2)]),
     "leases written down every second": (
         LeasesWritten,

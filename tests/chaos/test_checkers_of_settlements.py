@@ -104,6 +104,10 @@ GOOD: dict[str, Case] = {
         [*MASTERS, SettleSent(5_011 * MS, "g", ID + 1, 1, 1, "RETRY"), *HANDED_OVER, replace(AGAIN, attempt=2)],
     ),
     "its lease was over": (HandedOver, [*MASTERS, *HANDED_OVER, replace(AGAIN, at_ns=8_500 * MS)]),
+    "its lease was over, by a master that was less sure of the time": (
+        HandedOver,
+        [*MASTERS[:-1], replace(delivered(5_010), clock_error_ms=30), *HANDED_OVER, replace(AGAIN, at_ns=7_990 * MS)],
+    ),
     "its consumer had left": (HandedOver, [*MASTERS, SessionOver(5_011 * MS, "g", 1), *HANDED_OVER, AGAIN]),
     "the master was lost, not handed over": (HandedOver, [*MASTERS, *HANDED_OVER[:3], AGAIN]),
     "another fault was there": (

@@ -422,3 +422,28 @@ def test_a_look_at_a_channel_leaves_the_fresh_leases_of_others_alone() -> None:
     list(table.forget_settled(lambda channel: int(channel == (1, 3))))
     assert not table._fresh_channels and table.of_channel((1, 3)) == []
     assert table.out_by_group() == {1: 2}
+
+
+def test_the_first_sync_that_a_slave_hears_after_its_start_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come before anything else that names the master. It has all leases, and the next one goes on where it
+    ended."""
+    world = World(1)
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    client.consume()
+    world.run(100)
+    slave.kill()
+    client.schedule([100] * 3)
+    world.run_until(lambda: len(client.got) == 3)
+    send = master.send
+
+    def only_syncs(peer_id: str, frame: PeerFrame) -> bool:
+        return (peer_id == slave.name and frame.WhichOneof("body") != "sync") or send(peer_id, frame)
+
+    monkeypatch.setattr(master, "send", only_syncs)
+    slave.start()
+    assert slave.host is not None
+    leases = slave.host.core.parts.delivery.leases.heard
+    world.run_until(lambda: sum(len(one.positions) for one in leases.held(world.now_ms, lambda key: 0)) == 3, 250)
