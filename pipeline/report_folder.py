@@ -65,6 +65,7 @@ def report_in(out: Path) -> Iterator[Path]:
                 try:
                     for path in _content(place):
                         path.rename(out / path.name)
+                    (place / _MOVING).unlink()
                 except BaseException:
                     _move_back(place, out)
                     raise
