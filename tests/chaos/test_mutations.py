@@ -88,7 +88,7 @@ QUICK = [
 
 SHORTER = {
     "own_leases_forgotten": (3, 7),
-    "disks_not_compared": (5, 8),
+    "disks_not_compared": (5, 16),
     "keys_of_own_batch_unseen": (1, 1),
     "extensions_not_told": (2, 1),
     "stale_lease": (2, 1),
