@@ -27,6 +27,7 @@ from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.state.schema import unknown_in
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import common_pb2
+from tickwheel.proto.parsing import parsed
 from tickwheel.proto.state_pb2 import StateSnapshot
 from tickwheel.replication.journal_files import entries_cut
 from tickwheel.replication.log import Member
@@ -83,7 +84,7 @@ class Restored:
 def cluster_of(disk: Disk) -> str:
     """Id of the cluster whose state the newest checkpoint holds; empty if there is none. Raises DiskError."""
     manifest = read_manifest(disk)
-    return "" if manifest is None else StateSnapshot.FromString(manifest.state).cluster_id
+    return "" if manifest is None else parsed(StateSnapshot, manifest.state).cluster_id
 
 
 def bundles_in(paths: Iterable[str]) -> set[str]:

@@ -27,6 +27,7 @@ from tickwheel.node.state.rights import GRANTS_MAX, PATTERNS_MAX, ROLES_OF_USER_
 from tickwheel.node.state.settings import BOUNDS
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.access_pb2 import Right
+from tickwheel.proto.parsing import parsed
 
 SMALL_BYTES_MAX = 64 << 10
 """For a request with some names, ids and numbers. The largest that is served has about 35 KB: a filter."""
@@ -203,11 +204,11 @@ def headers_in(kind: type[Message], data: bytes) -> int:
     outline = _OUTLINES.get(kind)
     if outline is None or len(data) <= 2 * HEADERS_OF_REQUEST_MAX:
         return 0
-    if kind is scheduler_pb2.ScheduleBatch and not _ROWS.FromString(data).parts:
+    if kind is scheduler_pb2.ScheduleBatch and not parsed(_ROWS, data).parts:
         return 0  # columns hold metas as bytes
     if headers_at_most(data) <= HEADERS_OF_REQUEST_MAX:
         return 0
-    rows = outline.FromString(data).parts
+    rows = parsed(outline, data).parts
     odd = False
     if kind is scheduler_pb2.ScheduleBatch:
         odd, rows = len(rows) > 1, rows[0].parts if rows else rows

@@ -23,6 +23,7 @@ import numpy as np
 from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.proto.parsing import parsed
 from tickwheel.proto.schedules_pb2 import (
     OVERLAP_SKIP,
     RUN_BACKFILLED,
@@ -161,11 +162,11 @@ class Schedule(NamedTuple):
 
     def definition(self, *, content: bool = True) -> ScheduleDefinition:
         """As it was put; `content`: with payload and meta."""
-        made = ScheduleDefinition.FromString(self.plan)
+        made = parsed(ScheduleDefinition, self.plan)
         if content:
             made.payload = self.payload
             if self.meta:
-                made.meta.CopyFrom(MessageMeta.FromString(self.meta))
+                made.meta.CopyFrom(parsed(MessageMeta, self.meta))
         return made
 
     def record(self, planned_ms: int) -> tuple[bytes, int]:

@@ -39,6 +39,7 @@ from tickwheel.node.state.topics import Topic
 from tickwheel.node.state.unique_keys import Rows, contents
 from tickwheel.proto import access_pb2, state_pb2
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
+from tickwheel.proto.parsing import parsed
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING
 from tickwheel.proto.staging_pb2 import StagingSnapshot
 from tickwheel.storage.disk import Disk
@@ -401,7 +402,7 @@ def parts(
 
     Raises ImpossibleStateError, CorruptFileError.
     """
-    snapshot = state_pb2.StateSnapshot.FromString(data)
+    snapshot = parsed(state_pb2.StateSnapshot, data)
     if snapshot.format_version != FORMAT_VERSION:
         # Versions 1 and 2 were never in a release.
         raise ImpossibleStateError(
@@ -415,7 +416,7 @@ def parts(
     content = read_whole(disk, below + snapshot.windows_path)
     if content is None:
         raise ImpossibleStateError(f"checkpoint at {snapshot.applied_index}: {snapshot.windows_path} missing")
-    windows = state_pb2.StateWindows.FromString(content)
+    windows = parsed(state_pb2.StateWindows, content)
     unknown = state_problem(snapshot, windows)
     if unknown:
         raise ImpossibleStateError(

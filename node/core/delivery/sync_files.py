@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from tickwheel.proto.parsing import parsed
 from tickwheel.proto.peer_pb2 import LeaseRange, Sync
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk, DiskError
@@ -93,7 +94,7 @@ def read_leases(disk: Disk) -> list[LeaseRange]:
     """The last ranges written; empty if the file is missing or cannot be read."""
     try:
         content = read_whole(disk, LEASES_PATH)
-        return list(Sync.FromString(content).leases) if content else []
+        return list(parsed(Sync, content).leases) if content else []
     except (DiskError, DecodeError):
         return []
 

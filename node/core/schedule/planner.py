@@ -40,6 +40,7 @@ from tickwheel.node.state.results import ScheduleResult
 from tickwheel.node.state.schedules import AHEAD_MS, NEVER, Schedule
 from tickwheel.node.state.schema import RUNS_AHEAD_LEVEL
 from tickwheel.proto.log_pb2 import Command, MakeRuns, ScheduleCommand, ScheduleRuns
+from tickwheel.proto.parsing import parsed
 from tickwheel.proto.schedules_pb2 import MISSED_ALL, MISSED_LAST, ScheduleDefinition, ScheduleSpec
 
 ROWS_MAX = 250
@@ -69,7 +70,7 @@ CLIENT = "schedules"
 
 @lru_cache(maxsize=CALENDARS_KEPT)
 def _calendar(spec: bytes) -> Calendar:
-    return calendar_of_spec(ScheduleSpec.FromString(spec))
+    return calendar_of_spec(parsed(ScheduleSpec, spec))
 
 
 def calendar_of_spec(spec: ScheduleSpec) -> Calendar:
@@ -246,7 +247,7 @@ class _Look:
 
     def take(self, schedule: Schedule) -> None:
         """Add what a schedule is to do now."""
-        definition = ScheduleDefinition.FromString(schedule.plan)
+        definition = parsed(ScheduleDefinition, schedule.plan)
         row = ScheduleRuns(name=schedule.name, revision=schedule.revision, expected_ms=schedule.next_ms)
         jitter_ms = definition.spec.jitter_ms
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 LIMITED = """
 import resource
@@ -35,3 +37,13 @@ def test_an_entry_for_which_there_is_no_memory_is_not_passed_over() -> None:
     ended = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=60, check=False)
     entry, request = ended.stdout.splitlines()
     assert entry.startswith("no memory to decode") and request == "RESOURCE_EXHAUSTED", ended.stderr
+
+
+def test_nothing_else_decodes() -> None:
+    """What a node keeps and is asked is decoded by `parsed` alone. Frames of peers are the transport's: one that cannot
+    be decoded ends its connection, and comes again."""
+    root = Path(__file__).parents[3]
+    sources = [path for name in ("node", "replication", "storage", "wheel") for path in (root / name).rglob("*.py")]
+    calls = re.compile(r"(?:FromString|ParseFrom\w+)\(")
+    assert len(sources) > 100
+    assert not [path for path in sources if calls.search(path.read_text(encoding="utf-8"))]
