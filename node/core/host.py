@@ -174,7 +174,7 @@ class NodeHost:
     def _check_disk(self, members: Sequence[Member]) -> None:
         """Raise ForeignFileError if the checkpoint is of a cluster in which this node has another disk.
 
-        One of another member of this cluster passes: the journal begins anew behind it, as behind a copied one.
+        A checkpoint of another member of this cluster is accepted, like a copied one: the journal begins anew after it.
         """
         own = next((member for member in members if member.node_id == self._identity.node_id), None)
         if own is not None and own.disk_uuid and self._identity.disk_uuid not in ("", own.disk_uuid):

@@ -5,8 +5,8 @@ the request whose piece runs now. A callback that is to be called later is `boun
 
 Invariants, once a server has called `contain`:
 - An error in a piece of a request fails that request alone. The answer is NODE_FAULT with an id, under which the
-  traceback was reported. Work that the request had begun may be done, half done or undone. Want of memory is no
-  mistake, and its answer says so; the node goes on, for its own work would have ended it.
+  traceback was reported. Work that the request had begun may be done, half done or undone. If it
+  failed for want of memory, the answer says so; if the node's own work fails for that, the node ends.
 - An error in work of no request propagates and ends the node. Work done during a request (`own`) raises OwnWorkError.
   Work that can be left out or tried again without harm (`side`) is left out, and its error is reported.
 - FATAL errors propagate from any piece: the node cannot continue after them.

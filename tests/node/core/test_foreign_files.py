@@ -144,7 +144,7 @@ def test_a_checkpoint_of_a_cluster_of_the_same_name_is_refused() -> None:
 
 
 def test_a_checkpoint_of_another_member_is_as_good_as_a_copied_one() -> None:
-    """The state is the same on all members; the journal has what comes behind it, or begins anew behind it."""
+    """All members have the same state. The journal has the entries after it, or begins anew."""
     world = stopped()
     one, other = world.nodes["a"], world.nodes["b"]
     for path in (MANIFEST_PATH, WHEEL_DIRECTORY, STATE_DIRECTORY):
