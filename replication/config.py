@@ -25,9 +25,10 @@ class RaftConfig:
     """Pause between rounds of the pre-vote question; an answer may take three rounds."""
     answer_within_ms: int = 20
     """A slave whose disk takes longer answers its master unsuccessfully meanwhile, as a sign of life."""
-    commit_notice_ms: int = 15
+    commit_notice_ms: int = 30
     """A master tells slaves of a higher commit index after this, unless a message with entries does so earlier. Under
-    load such messages come more often, and a separate frame costs a slave a tenth of what an entry costs."""
+    load such messages come more often, every 24 ms at least about (pacing.py in node/core). A separate frame costs a
+    slave a tenth of what an entry costs."""
     stall_ms: int = 150
     """A longer pause between two ticks of a master is a stall: a new round of answers is needed for the lease. A slave
     whose tick comes later than this may have unread frames: it reads them before it asks for an election."""

@@ -131,9 +131,11 @@ def unverified_committed(original: Any, term: int, leader_commit: int, own_commi
 
 
 @mutation(Settlements, "propose", aim=aimed("kill", "isolate", nodes=3))
-def settled_before_commit(original: Any, self: Settlements, columns: list[Any], reply: Reply[Any]) -> None:
+def settled_before_commit(
+    original: Any, self: Settlements, columns: list[Any], reply: Reply[Any], *, awaited: bool = True
+) -> None:
     """A settlement is answered before it is committed."""
-    original(self, columns, UNHEARD)
+    original(self, columns, UNHEARD, awaited=awaited)
     reply.done(SettleResult.of(tuple([SettleResult(settled=len(some.ids) // 8) for some in columns])))
 
 

@@ -225,10 +225,13 @@ def rows_under_the_next_topic(original: Any, shares: Any, *args: Any) -> Any:
 
 
 @mutation(Settlements, "propose", aim=MANY_TOPICS)
-def first_topic_settled_only(original: Any, self: Settlements, columns: list[Any], reply: Reply[Any]) -> None:
+def first_topic_settled_only(
+    original: Any, self: Settlements, columns: list[Any], reply: Reply[Any], *, awaited: bool = True
+) -> None:
     """A settlement of several topics settles the rows of the first one only."""
     others = [SettleResult(settled=len(some.ids) // 8) for some in columns[1:]]
-    original(self, columns[:1], Reply(lambda result: reply.done(SettleResult.of((*result.parts, *others))), reply.fail))
+    first: Reply[Any] = Reply(lambda result: reply.done(SettleResult.of((*result.parts, *others))), reply.fail)
+    original(self, columns[:1], first, awaited=awaited)
 
 
 @mutation(settlements, "by_topic", aim=aimed("kill", couriers=1, mixing=2, settle_grid_ms=1_500, seconds=10))

@@ -17,6 +17,8 @@ OTHERS_MS = 1_000
 SPACING = 2
 SPACING_MS_MIN, SPACING_MS_MAX = 8, 40
 """Entries that are spaced leave SPACING times as long apart as they take, within these bounds."""
+UNHURRIED_MS_MIN = 24
+"""Least time to a spaced entry with nothing that anybody waits for: dispatches, which go ahead, and settlements."""
 RATE_MS = 250
 """The rate of messages is measured over this time."""
 RETURN_MS_MAX = 3
@@ -82,6 +84,11 @@ class Spacing:
         self._took_ms = 0.0
         self._messages = 0
         self._counts_from_ms = 0
+
+    @property
+    def unhurried_ms(self) -> int:
+        """How far entries with nothing that anybody waits for leave after the last one."""
+        return max(self.ms, UNHURRIED_MS_MIN) if self.ms else 0
 
     def answered(self, messages: int, proposed_ms: int, now_ms: int, *, shared: bool) -> None:
         """An entry with so many messages has been committed and applied. `shared`: not only schedules come."""

@@ -64,6 +64,8 @@ class _Item:
     topics: int = 1
     """Topics that it touches; a publish counts as one, since it is bounded by its size."""
     urgent: bool = False
+    awaited: bool = True
+    """Somebody waits for its answer, or for what it brings."""
     alone: bool = False
     """Needs an entry of its own. `voters`: ids of the voters from that entry on, if the command changes them."""
     voters: Sequence[str] | None = None
@@ -130,6 +132,8 @@ class Proposer(Part):
         self._waiting_urgent = 0
         """How many of them are urgent. `_waiting_urgent_topics`: and how many topics those touch."""
         self._waiting_urgent_topics = 0
+        self._waiting_awaited = 0
+        """How many of them are awaited."""
         self._refused: deque[tuple[Fail, Failure]] = deque()
         self._refusing = False
         self._flights: dict[_Flight, None] = {}
@@ -171,13 +175,15 @@ class Proposer(Part):
         """Entries proposed and not yet applied."""
         return len(self._flights)
 
-    def submit(self, command: Command, reply: Answer, *, may_gather: bool = False, topics: int = 1) -> None:
+    def submit(
+        self, command: Command, reply: Answer, *, may_gather: bool = False, topics: int = 1, awaited: bool = True
+    ) -> None:
         """Queue a command; `reply` gets its result or a Failure.
 
         `may_gather`: the command may wait a few milliseconds to share an entry with others. `topics`: how many it
-        touches.
+        touches. `awaited`: somebody waits for the answer, or for what it brings: a spaced entry comes sooner.
         """
-        self._wait(_Item(command, reply, command.ByteSize(), *_weight(command), topics, urgent=not may_gather))
+        self._wait(_Item(command, reply, command.ByteSize(), *_weight(command), topics, not may_gather, awaited))
 
     def _wait(self, item: _Item) -> None:
         item.reply = self.serving.bound_reply(item.reply)
@@ -191,6 +197,7 @@ class Proposer(Part):
         self._waiting_bytes += item.bytes
         self._waiting_topics += item.topics
         self._waiting_urgent += item.urgent
+        self._waiting_awaited += item.awaited
         self._waiting_urgent_topics += item.topics * item.urgent
 
     def _next(self) -> _Item:
@@ -198,6 +205,7 @@ class Proposer(Part):
         self._waiting_bytes -= item.bytes
         self._waiting_topics -= item.topics
         self._waiting_urgent -= item.urgent
+        self._waiting_awaited -= item.awaited
         self._waiting_urgent_topics -= item.topics * item.urgent
         return item
 
@@ -237,6 +245,7 @@ class Proposer(Part):
         self.term = self._returning.until_ms = 0
         waiting, self._waiting = self._waiting, deque()
         self._waiting_bytes = self._waiting_topics = self._waiting_urgent = self._waiting_urgent_topics = 0
+        self._waiting_awaited = 0
         self._refuse([item.reply for item in waiting], failure)
 
     def _refuse(self, replies: Sequence[Answer], failure: Failure) -> None:
@@ -417,6 +426,8 @@ class Proposer(Part):
             if leaves_ms is not None:
                 return leaves_ms
         elif self._waiting:
+            if not published and not self._waiting_awaited:
+                pause_ms = self.spacing.unhurried_ms
             pause_ms = max(pause_ms, self._config.gather_ms)
         else:
             # Schedules alone wait for the answers to entries under way: so entries grow with the load instead of

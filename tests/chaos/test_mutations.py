@@ -102,7 +102,8 @@ SHORTER = {
     "journal_cut_early": (2, 8),
     "deletion_cancels_nothing": (2, 1),
     "handover_without_leases": (2, 8),
-    "settled_before_commit": (6, 2),
+    "settled_before_commit": (3, 0),
+    "higher_term_obeyed": (2, 4),
 }
 """Seconds of load and faults that are enough for a bug, and a seed that finds it in them: runs shorter than those of
 the table in docs/CHAOS.md."""

@@ -53,6 +53,20 @@ def tell_settled(batch: consumer_pb2.SettleBatch, reply: SettleReply, result: Se
     reply.done(receipt)
 
 
+def _heard_by(session: Session, reply: SettleReply) -> SettleReply:
+    """A reply that also tells the session that its settlement has been answered."""
+
+    def done(receipt: consumer_pb2.SettleReceipt) -> None:
+        session.heard()
+        reply.done(receipt)
+
+    def fail(failure: Failure) -> None:
+        session.heard()
+        reply.fail(failure)
+
+    return Reply(done, fail)
+
+
 @dataclass(slots=True, eq=False)
 class ConsumerHandle:
     """What the stream of an open consumer may do."""
@@ -264,6 +278,9 @@ class ConsumerRequests(Part):
         """Settle deliveries. `session`: the consumer, if it answers by its stream. `reply` is told once the settlement
         is applied, or at once in a broadcasting group, which only notes it."""
         core = self.core
+        awaited = True
+        if session is not None:
+            awaited, reply = session.settles(), _heard_by(session, reply)
         answer = Reply(partial(tell_settled, batch, reply), reply.fail)
         try:
             core.require_master()
@@ -273,7 +290,7 @@ class ConsumerRequests(Part):
                 raise invalid("group", batch.group, "an existing consumer group")
             if not core.state.group_broadcasting(group.group_id):
                 # The pause of a nack counts from the next full millisecond, so that none is short by a fraction of one.
-                self.delivery.settlements.settle(batch, group, core.clock.next_full_ms(), answer)
+                self.delivery.settlements.settle(batch, group, core.clock.next_full_ms(), answer, awaited=awaited)
                 return
             if session is None or session.group_id != group.group_id:
                 raise invalid("group", batch.group, "not a broadcasting group: its consumers answer by their streams")

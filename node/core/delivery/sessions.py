@@ -55,6 +55,24 @@ class Session:
     """Of a suspended consumer: it gets them back when it is resumed."""
     open: bool = True
     delivered: int = 0
+    unanswered: int = 0
+    """Its settlements that have no answer yet."""
+    _sent: int = 0
+    """Settlements since it last had all its answers."""
+
+    def settles(self) -> bool:
+        """The consumer sends a settlement. Returns whether it may be waiting for the answer: not if it went on without
+        one now, or before it last had all its answers."""
+        went_on = self._sent > 1
+        if not self.unanswered:
+            self._sent = 0
+        self._sent += 1
+        self.unanswered += 1
+        return self._sent == 1 and not went_on
+
+    def heard(self) -> None:
+        """A settlement has its answer."""
+        self.unanswered = max(0, self.unanswered - 1)
 
 
 class Sessions:

@@ -203,10 +203,19 @@ class Settlements:
         self.retries = RetryQueue(proposer)
         self.serving = proposer.serving
 
-    def settle(self, batch: consumer_pb2.SettleBatch, group: Group, now_ms: int, reply: Reply[SettleResult]) -> None:
+    def settle(
+        self,
+        batch: consumer_pb2.SettleBatch,
+        group: Group,
+        now_ms: int,
+        reply: Reply[SettleResult],
+        *,
+        awaited: bool = True,
+    ) -> None:
         """Put a consumer's settlement into the log, with those of all its topics in one command; `reply` is told once
-        it is applied. `group` is the one that it names. Raises RequestError. A settlement of several topics has a
-        result for each: rows of a topic that the group does not have (any more) are stale."""
+        it is applied. `group` is the one that it names; `awaited`: the consumer may be waiting for the answer. Raises
+        RequestError. A settlement of several topics has a result for each: rows of a topic that the group does not have
+        (any more) are stale."""
         kind = _kind(batch)
         copies = kind in (SETTLE_RETRY, SETTLE_DEAD)
         if not batch.topics:
@@ -214,7 +223,7 @@ class Settlements:
             if copies:
                 self._leave(self._leaving(batch, kind, alone(batch), subscription, now_ms, reply))
             else:
-                self.propose([self._columns(kind, alone(batch), subscription)], reply)
+                self.propose([self._columns(kind, alone(batch), subscription)], reply, awaited=awaited)
             return
         parts = by_topic(batch)
         found: dict[int, Subscription] = {}
@@ -237,7 +246,7 @@ class Settlements:
                 self._leave(some)
         elif found:
             columns = [self._columns(kind, parts[place], subscription) for place, subscription in found.items()]
-            self.propose(columns, joined.part(list(found)))
+            self.propose(columns, joined.part(list(found)), awaited=awaited)
         joined.close()
 
     def _columns(self, kind: SettleKind.ValueType, rows: Rows, subscription: Subscription) -> SettleColumns:
@@ -348,9 +357,9 @@ class Settlements:
         leaving.reply = Reply(applied, reply.fail)
         self.retries.add(leaving)
 
-    def propose(self, columns: Sequence[SettleColumns], reply: Reply[SettleResult]) -> None:
+    def propose(self, columns: Sequence[SettleColumns], reply: Reply[SettleResult], *, awaited: bool = True) -> None:
         """Put settlements of messages that are not copied into the log, as one command. `reply` is told once it is
-        applied, with a part for each."""
+        applied, with a part for each. `awaited` as in `settle`: if not, messages may still wait for these."""
 
         def applied(result: CommandResult) -> None:
             assert isinstance(result, SettleResult)
@@ -362,7 +371,21 @@ class Settlements:
             reply.done(result)
 
         command = Command(settle=Settle(batches=columns))
-        self._proposer.submit(command, Reply(applied, reply.fail), may_gather=True, topics=len(columns))
+        self._proposer.submit(
+            command,
+            Reply(applied, reply.fail),
+            may_gather=True,
+            topics=len(columns),
+            awaited=awaited or self._holds_others_up(columns),
+        )
+
+    def _holds_others_up(self, columns: Sequence[SettleColumns]) -> bool:
+        """Whether other messages wait for one of these settlements: in a FIFO topic, or where a limit on messages in
+        flight applies."""
+        topics = self._state.topics
+        return self._state.settings.group_in_flight_max > 0 or any(
+            topic.fifo for some in columns if (topic := topics.get(some.topic_id)) is not None
+        )
 
     def positions_of(self, batch: consumer_pb2.SettleBatch, rows: Rows) -> tuple[ChannelKey, Positions, int]:
         """The channel of a settlement's rows, the positions of its messages, and how many messages it names; of those

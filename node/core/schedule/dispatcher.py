@@ -138,7 +138,7 @@ class Dispatcher(Part):
 
     def _reach_ms(self, now_ms: int) -> int:
         """Up to which due time messages may be dispatched now."""
-        return now_ms + self._config.dispatch_ahead_ms + self._proposer.spacing.ms
+        return now_ms + self._config.dispatch_ahead_ms + self._proposer.spacing.unhurried_ms
 
     def _plan(self, start: CursorKey, until_ms: int) -> tuple[CursorKey, int] | None:
         """Where the next dispatch brings the cursor, and how many topics get messages by it, at most; None: nothing is
