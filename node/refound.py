@@ -29,6 +29,7 @@ from tickwheel.node.core.install import install_if_complete
 from tickwheel.node.server.identity import new_identity, owner_of, read_identity, store_identity
 from tickwheel.node.state.schema import read_entry
 from tickwheel.proto.log_pb2 import LogEntry
+from tickwheel.proto.parsing import wants_memory
 from tickwheel.replication.entries import command_of
 from tickwheel.replication.journal import Journal, check_owner
 from tickwheel.replication.journal_files import segment_sequences
@@ -190,9 +191,11 @@ def _replay(journal: Journal, restored: Restored, skip: Collection[int]) -> tupl
             continue
         try:
             state.apply(index, term, entry)
-        except (DiskError, MemoryError):
+        except DiskError:
             raise
         except Exception as error:
+            if wants_memory(error):
+                raise MemoryError(f"no memory to apply entry {index}") from error
             raise _cannot_apply(index, error) from error
         newest_ms = max(newest_ms, entry.stamped_ms)
     return journal.last_index + 1 - first, newest_ms, skipped

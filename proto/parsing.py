@@ -1,14 +1,15 @@
-"""Bytes as a message, with want of memory told from bytes that are no message.
+"""Want of memory, told from bytes that are no message and from mistakes.
 
-protobuf raises DecodeError for both. Where an entry of the log, a block or a file that no version can decode is passed
-over or counts as damaged, a node that only lacks memory must not take that way.
+protobuf raises DecodeError for the first two. Where an entry of the log, a block or a file that no version can decode
+is passed over or counts as damaged, a node that only lacks memory must not take that way: `parsed`. It raises
+EncodeError for a message that it has no memory to encode or to copy: `wants_memory`.
 """
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message
 
 M = TypeVar("M", bound=Message)
 
@@ -21,6 +22,14 @@ def parsed(kind: type[M], data: bytes) -> M:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        if _NO_MEMORY in str(error):
+        if wants_memory(error):
             raise MemoryError(f"no memory to decode {len(data)} bytes") from error
         raise
+
+
+def wants_memory(error: BaseException | None) -> bool:
+    """Whether an error is that of a process without memory. Messages of ours can be encoded: they have no required
+    fields, and none nests deep."""
+    return isinstance(error, (MemoryError, EncodeError)) or (
+        isinstance(error, DecodeError) and _NO_MEMORY in str(error)
+    )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from tickwheel.proto.parsing import wants_memory
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.conversation import CaughtUp, Conversation
@@ -289,9 +290,11 @@ class RaftLog:
             return self._listener.apply(index, term, body)
         try:
             return self._listener.apply(index, term, body)
-        except (ApplyLaterError, MemoryError):  # neither says that the entry is bad: it is applied later
+        except ApplyLaterError:
             raise
         except Exception as error:
+            if wants_memory(error):  # which says nothing of the entry: it is applied after the next start
+                raise
             raise AssertionError(f"log entry {index} could not be applied: {error!r}") from error
 
     def damaged(self, error: DiskError) -> None:

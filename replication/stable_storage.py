@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from tickwheel.proto.parsing import wants_memory
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.journal import FsyncWork, Journal
 from tickwheel.replication.ports import NS_PER_MS, Clock, Executor
@@ -70,7 +71,7 @@ class StableStorage:
         self.fsyncing = False
         if self._stopped or self.failed:
             return
-        if isinstance(error, MemoryError):
+        if error is not None and wants_memory(error):
             raise error  # the disk is sound; the fsync was not done, so the node ends and starts again
         try:
             self._journal.finish_fsync(work)

@@ -34,6 +34,7 @@ from tickwheel.node.state.results import AdminResult, DispatchResult, SweepResul
 from tickwheel.node.state.schema import command_problem, read_entry
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import Command, LogEntry
+from tickwheel.proto.parsing import wants_memory
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import ApplyLaterError, LogListener, LogStatus, Member, ReplicatedLog
@@ -147,7 +148,7 @@ class NodeCore:
 
     def fatal(self, reason: str, error: BaseException | None = None) -> None:
         """Stop the process; see `Kernel`."""
-        if isinstance(error, MemoryError):  # whoever drives the node ends it, in a way that it is started again
+        if wants_memory(error):  # whoever drives the node ends it, in a way that it is started again
             raise OwnWorkError(reason) from error
         if not self.serving.damaged(reason, error):
             self.stop()

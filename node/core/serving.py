@@ -28,6 +28,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.failure import Failure, RequestError, no_memory, node_fault, outcome_unknown
 from tickwheel.node.state.results import ImpossibleStateError
+from tickwheel.proto.parsing import wants_memory
 from tickwheel.replication.judge import ImpossibleMessageError
 from tickwheel.storage.disk import DiskError, FsyncFailedError
 from tickwheel.storage.errors import CorruptFileError, is_damage
@@ -242,4 +243,4 @@ class Serving:
         self.faults += 1
         error_id = f"{self._random_bits(48):012x}"
         self._report(error_id, error)
-        return no_memory(error_id) if isinstance(error, MemoryError) else node_fault(error_id)
+        return no_memory(error_id) if wants_memory(error) else node_fault(error_id)

@@ -10,6 +10,7 @@ import traceback
 from typing import Any
 
 from tickwheel.node.logs import logger
+from tickwheel.proto.parsing import wants_memory
 from tickwheel.replication.ports import Clock
 
 REPEAT_NS = 5_000_000_000
@@ -32,7 +33,7 @@ class FaultLog:
 
     def __call__(self, error_id: str, error: BaseException) -> None:
         """Log an error under its id."""
-        if isinstance(error, MemoryError):
+        if wants_memory(error):
             log.error("a request failed because no memory is left", id=error_id, reason=MEMORY_ADVICE)
             return
         frames = traceback.extract_tb(error.__traceback__)

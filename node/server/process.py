@@ -57,6 +57,7 @@ from tickwheel.node.server.resolving import resolve
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.tls import is_member_certificate
 from tickwheel.proto import peer_pb2_grpc
+from tickwheel.proto.parsing import wants_memory
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import PEER_LIMITS, GrpcNetwork, PeerService
 from tickwheel.replication.log import Introduction
@@ -469,7 +470,7 @@ class NodeProcess:
             # A restart would read the same bytes again: an operator must look.
             log.error("fatal: the disk cannot be relied on", reason=str(error), exc_info=error)
             _exit_now(EXIT_DATA)
-        if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+        if wants_memory(error) or wants_memory(error.__cause__):
             log.error("fatal: no memory is left", reason=MEMORY_ADVICE)
             _exit_now(EXIT_FAILED)
         log.error("fatal: an impossible state", exc_info=error)

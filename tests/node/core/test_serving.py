@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import EncodeError
 
 from tests.node.core.test_when import change, one
 from tests.node.core.trio import Client, Node, World, digests
@@ -406,14 +407,15 @@ def test_a_failed_sync_fails_the_request_and_makes_the_node_leave(own: bool) -> 
     assert isinstance(serving.stuck_by, FsyncFailedError) and "x" in serving.stuck
 
 
-def test_want_of_memory_fails_the_request_and_is_no_mistake() -> None:
+@pytest.mark.parametrize("error", [MemoryError(), EncodeError("Failed to serialize proto")])
+def test_want_of_memory_fails_the_request_and_is_no_mistake(error: Exception) -> None:
     """The caller was told of a bug, under a code that no client repeats for. A part may be done: it is no refusal."""
     serving = Serving(lambda bits: 1)
     serving.contain(lambda error_id, error: None)
     told: list[Failure] = []
 
     def wants() -> None:
-        raise MemoryError
+        raise error
 
     serving.run(told.append, wants)
     [failure] = told
@@ -421,10 +423,13 @@ def test_want_of_memory_fails_the_request_and_is_no_mistake() -> None:
     assert failure.metadata["retry_after_ms"]
     with pytest.raises(OwnWorkError) as raised:
         serving.run(told.append, lambda: serving.own(wants))
-    assert isinstance(raised.value.__cause__, MemoryError)
+    assert raised.value.__cause__ is error
 
 
-def test_want_of_memory_does_not_count_against_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [MemoryError, EncodeError])
+def test_want_of_memory_does_not_count_against_an_entry(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The node ended with 3, the code for what a restart does not help, and named an entry that could not be applied;
     for such entries operators are told to leave them out."""
     world = World()
@@ -432,23 +437,26 @@ def test_want_of_memory_does_not_count_against_an_entry(monkeypatch: pytest.Monk
     world.elect()
 
     def wants(*_: object) -> None:
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr(StateMachine, "apply", wants)
     client.schedule([1_000])
-    with pytest.raises(MemoryError):
+    with pytest.raises(error):
         world.run(1_000)
     assert not any(node.fatal for node in world.nodes.values())
 
 
-def test_want_of_memory_in_a_worker_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [MemoryError, EncodeError])
+def test_want_of_memory_in_a_worker_is_not_taken_for_damage(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in a merge or a checkpoint: the node ended with 3, and its service did not start it again."""
     world = World(config=replace(CoreConfig(), checkpoint_entries=5))
     client = Client(world)
     world.elect()
 
     def wants(_: object) -> None:
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr(StateCheckpoint, "run", wants)
 
@@ -459,7 +467,7 @@ def test_want_of_memory_in_a_worker_is_not_taken_for_damage(monkeypatch: pytest.
 
     with pytest.raises(OwnWorkError, match="the checkpoint failed") as raised:
         until_it_ends()
-    assert isinstance(raised.value.__cause__, MemoryError) and not any(node.fatal for node in world.nodes.values())
+    assert isinstance(raised.value.__cause__, error) and not any(node.fatal for node in world.nodes.values())
 
 
 @pytest.mark.parametrize("error", [ImpossibleStateError("x"), OwnWorkError("x")])
