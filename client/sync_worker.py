@@ -73,7 +73,7 @@ class SyncWorker(Blocking[Worker]):
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _with_sync_delivery(runner: Runner, handler: Callable[[SyncDelivery], object] | Handler) -> Handler:

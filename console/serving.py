@@ -115,7 +115,7 @@ class EndingPages(uvicorn.Server):
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str], None]) -> None:

@@ -90,7 +90,7 @@ def interrupted(session: SparkSession) -> Iterator[None]:
     finally:
         logging.getLogger().removeFilter(_is_no_echo)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
