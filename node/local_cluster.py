@@ -222,6 +222,11 @@ class LocalCluster:
         return found
 
     def _new_nodes(self, count: int, client_port: int) -> list[LocalNode]:
+        place = str(self.directory.resolve())
+        if place != place.encode(errors="ignore").decode():
+            raise LocalClusterError(
+                f"{place!r}: the name is no UTF-8, so no configuration of a node could hold it: name another directory"
+            )
         ports = free_ports(5 * count)
         made = []
         for number in range(count):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,11 @@ def test_a_strange_file_is_refused_by_name(value: str, tmp_path: Path, monkeypat
     contexts.file().write_text(f'{{"version": {value}', encoding="utf-8")
     with pytest.raises(contexts.ContextError, match=r"contexts\.json is not a file of contexts"):
         contexts.read()
+
+
+def test_a_cluster_in_a_directory_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    """Its nodes ended with a configuration that is not TOML, which `up` itself had written."""
+    place = tmp_path / os.fsdecode(b"of \xff") / "cluster"
+    with pytest.raises(LocalClusterError, match="is no UTF-8"):
+        LocalCluster(place, 1)
+    assert not place.exists()
