@@ -3,12 +3,12 @@
 Owns immutable blocks of units sorted by (due_ms, index), and the records as they came. A unit is found
 by due time in `blocks`, each of which is searched; small blocks are joined geometrically, so that there
 are few. It is found by id in the extents (`EXTENT`): one row for each contiguous piece of an hour that an
-append brought. Once frozen a buffer never changes again, and any thread may read it.
+append brought. The buffer numbers its units from 0 as they came; an extent names the number of its first unit, and each
+block has the rows of its units by number. Once frozen a buffer never changes again, and any thread may read it.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,10 +29,13 @@ EXTENT = np.dtype(
         ("bytes", "<i8"),  # of its records
         ("at", "<i8"),  # of its first record in the append's records
         ("count", "<u4"),  # units
-        ("row", "<u4"),  # of its first unit in the append's units
+        ("number", "<u4"),  # of its first unit
         ("append", "<u4"),
     ]
 )
+
+
+Rows = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,20 @@ class Block:
 
 def join_blocks(blocks: list[Block]) -> Block:
     """Join blocks in the order they were appended: units of equal due times keep that order."""
-    if len(blocks) == 1:
-        return blocks[0]
+    return blocks[0] if len(blocks) == 1 else _joined(blocks)[0]
+
+
+def _joined(blocks: list[Block]) -> tuple[Block, NDArray[np.int64]]:
+    """Blocks as one; and for each of its rows, the row among those of the blocks one after the other."""
     due = np.concatenate([block.due_ms for block in blocks])
     order = np.argsort(due, kind="stable")
-    return Block(due[order], picked(join_units([block.units for block in blocks]), order))
+    return Block(due[order], picked(join_units([block.units for block in blocks]), order)), order
+
+
+def _inverse(order: NDArray[np.int64]) -> Rows:
+    rows = np.empty(len(order), dtype=np.uint32)
+    rows[order] = np.arange(len(order), dtype=np.uint32)
+    return rows
 
 
 def ordered_block(blocks: list[Block]) -> Block:
@@ -92,7 +104,10 @@ class Buffer:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.records: list[bytes] = []
-        self.appends: list[Units] = []
+        self._rows: list[Rows] = []
+        """Of each block: the rows of its units by their numbers."""
+        self._first_numbers: list[int] = []
+        """Of each block."""
         self.bytes = 0
         self.units = 0
         self._first_hour, self._last_hour = 0, -1
@@ -116,16 +131,15 @@ class Buffer:
         extents["offset"] = units["offset"][starts]
         extents["at"] = at
         extents["bytes"] = spans(at, len(records))
-        extents["row"] = starts
+        extents["number"] = starts + self.units
         extents["count"] = spans(starts, len(units))
-        extents["append"] = len(self.appends)
+        extents["append"] = len(self.records)
         first, last = int(ids[0]) >> 32, int(ids[-1]) >> 32
         if self._last_hour < self._first_hour:
             self._first_hour, self._last_hour = first, last
         else:
             self._first_hour, self._last_hour = min(self._first_hour, first), max(self._last_hour, last)
         self._recent.append(extents)
-        self.appends.append(units)
         self.records.append(records)
         self.units += len(units)
         self.bytes += (
@@ -138,14 +152,21 @@ class Buffer:
         return self._last_hour - self._first_hour + 1
 
     def _join_small(self, block: Block) -> None:
-        self.blocks.append(block)
         size = len(block.units)
+        self.blocks.append(block)
+        self._rows.append(np.arange(size, dtype=np.uint32))
+        self._first_numbers.append(self.units)
         first = len(self.blocks) - 1
         while first > 0 and len(self.blocks[first - 1].units) < min(2 * size, BLOCK_UNITS_MIN):
             first -= 1
             size += len(self.blocks[first].units)
         if first < len(self.blocks) - 1:
-            self.blocks[first:] = [join_blocks(self.blocks[first:])]
+            numbers = self._first_numbers[first:]
+            among = [rows + (at - numbers[0]) for rows, at in zip(self._rows[first:], numbers, strict=True)]
+            joined, order = _joined(self.blocks[first:])
+            self.blocks[first:] = [joined]
+            self._rows[first:] = [_inverse(order)[np.concatenate(among)]]
+            del self._first_numbers[first + 1 :]
 
     def restore(self, units: Units, extents: Units, records: bytes) -> None:
         """Fill an empty buffer from a run file: units in (hour, index) order, one extent an hour."""
@@ -154,7 +175,7 @@ class Buffer:
         due = np.ascontiguousarray(units["due_ms"])
         order = np.argsort(due, kind="stable")
         self.blocks = [Block(due[order], picked(units, order))]
-        self.appends = [units]
+        self._rows, self._first_numbers = [_inverse(order)], [0]
         self.records = [records]
         self._extents = extents
         self._first_hour, self._last_hour = int(due[order[0]]) // HOUR_MS, int(due[order[-1]]) // HOUR_MS
@@ -184,14 +205,12 @@ class Buffer:
     def units_of(self, ids: Ids, found: NDArray[np.int64]) -> Units:
         """Units of ids; `found`: their extents, from `find`."""
         extents = picked(self.extents(), found)
-        rows = (extents["row"] + (ids - extents["id"])).astype(np.int64)
+        numbers = (extents["number"] + (ids - extents["id"])).astype(np.int64)
         units = np.empty(len(ids), dtype=UNIT)
-        order = np.argsort(extents["append"], kind="stable")
-        appends = extents["append"][order]
-        bounds = [0, *(np.flatnonzero(np.diff(appends)) + 1).tolist(), len(ids)]
-        for low, high in itertools.pairwise(bounds if len(ids) else []):
-            some = order[low:high]
-            units[some] = self.appends[int(appends[low])][rows[some]]
+        at = np.searchsorted(self._first_numbers, numbers, side="right") - 1
+        for place in np.unique(at).tolist():
+            some = at == place
+            units[some] = self.blocks[place].units[self._rows[place][numbers[some] - self._first_numbers[place]]]
         return units
 
     def records_of(self, units: Units, found: NDArray[np.int64]) -> list[bytes]:

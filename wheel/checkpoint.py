@@ -206,7 +206,7 @@ class CheckpointJob:
         extents["bytes"] = np.add.reduceat(units["size"].astype(np.int64), starts)
         extents["at"] = np.cumsum(extents["bytes"]) - extents["bytes"]
         extents["count"] = np.diff(starts, append=len(units))
-        extents["row"] = starts
+        extents["number"] = starts
         source = np.concatenate([np.full(len(piece), number) for number, (piece, _) in enumerate(self._pieces)])
         pieces = np.concatenate([piece for piece, _ in self._pieces])
         order = np.argsort(pieces["id"], kind="stable")
