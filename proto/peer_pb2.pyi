@@ -559,6 +559,7 @@ class Sync(_message.Message):
     LEASES_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     LOG_LEVEL_FIELD_NUMBER: _builtins.int
+    DISK_UUID_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     tick: _builtins.int
     local_index: _builtins.int
@@ -569,6 +570,8 @@ class Sync(_message.Message):
     """True: with `leases` all that are held have been told, by the syncs from the first one of the connection on."""
     log_level: _builtins.int
     """Level of log content that the master understands, as in the answer; 0: from a version that did not say it."""
+    disk_uuid: _builtins.str
+    """In the file `leases` alone: the disk that it was written on. Older versions leave it out."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRange]:
         """Not more than 2,000 and about a megabyte."""
@@ -584,10 +587,11 @@ class Sync(_message.Message):
         leases: _abc.Iterable[Global___LeaseRange] | None = ...,
         complete: _builtins.bool = ...,
         log_level: _builtins.int = ...,
+        disk_uuid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "complete", b"complete", "leases", b"leases", "local_index", b"local_index", "log_level", b"log_level", "number", b"number", "sent_ns", b"sent_ns", "tick", b"tick"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "complete", b"complete", "disk_uuid", b"disk_uuid", "leases", b"leases", "local_index", b"local_index", "log_level", b"log_level", "number", b"number", "sent_ns", b"sent_ns", "tick", b"tick"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

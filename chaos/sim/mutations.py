@@ -202,7 +202,7 @@ def own_leases_forgotten(original: Any, self: Delivery, failure: Any) -> None:
 
 
 @mutation(parts_module, "read_leases", aim=aimed("kill-all", nodes=3, lease_ms=10_000))
-def lease_file_ignored(original: Any, disk: Any) -> Any:
+def lease_file_ignored(original: Any, *_: Any) -> Any:
     """A node that starts does not read what it had written down of leases."""
     return []
 

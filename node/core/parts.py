@@ -149,7 +149,7 @@ class Parts:
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
         self.synced_file = SoftFile(ports.disk, ports.executor, SYNCED_PATH, synced.pack())
-        self.delivery.leases.heard.hear(read_leases(ports.disk))
+        self.delivery.leases.heard.hear(read_leases(ports.disk, core.identity.disk_uuid))
         known = None if ports.disk.exists(LEASES_PATH) else b""
         self.lease_file = SoftFile(ports.disk, ports.executor, LEASES_PATH, known)
 
@@ -268,8 +268,8 @@ class Parts:
     def _write_leases(self) -> None:
         self._leases_wait = self.lease_file.writing
         if not self._leases_wait:
-            ranges = self.delivery.leases.ranges()
-            self.lease_file.write(b"" if ranges is None else lambda: pack_leases(ranges()))
+            ranges, disk_uuid = self.delivery.leases.ranges(), self._core.identity.disk_uuid
+            self.lease_file.write(b"" if ranges is None else lambda: pack_leases(ranges(), disk_uuid))
 
     def _take_turn(self, part: Part) -> None:
         if next(self._turns[part], self) is self:

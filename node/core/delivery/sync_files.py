@@ -3,7 +3,8 @@
 Both files are soft. `synced` is shown until the next sync arrives, but moves no cursor and skips no message. `leases`
 counts if all nodes stop at once: a starting node treats it as if a sync had told of it, and without it messages out
 with consumers are delivered once more. Each node writes both: a master what it told, slaves what they heard. A file
-that cannot be read counts as missing.
+that cannot be read counts as missing, and so does one of leases from another data directory: in another cluster the
+same positions are other messages.
 """
 
 from __future__ import annotations
@@ -90,19 +91,23 @@ def read_synced(disk: Disk) -> Synced:
     return Synced(*_SYNCED.unpack(content))
 
 
-def read_leases(disk: Disk) -> list[LeaseRange]:
-    """The last ranges written; empty if the file is missing or cannot be read."""
+def read_leases(disk: Disk, disk_uuid: str = "") -> list[LeaseRange]:
+    """The last ranges written; empty if the file is missing, cannot be read, or was written on another disk than that
+    of `disk_uuid` (empty: whatever disk)."""
     try:
         content = read_whole(disk, LEASES_PATH)
-        return list(parsed(Sync, content).leases) if content else []
+        kept = parsed(Sync, content) if content else Sync()
     except (DiskError, DecodeError):
         return []
+    foreign = kept.disk_uuid and disk_uuid and kept.disk_uuid != disk_uuid
+    return [] if foreign else list(kept.leases)
 
 
-def pack_leases(groups: Iterable[Iterable[LeaseRange]]) -> bytes:
+def pack_leases(groups: Iterable[Iterable[LeaseRange]], disk_uuid: str = "") -> bytes:
     """Content of the file for the ranges of each group, which begin with those that end last. Takes one of each group
     in turn, and no more than fit."""
-    kept, size = Sync(), 0
+    kept = Sync(disk_uuid=disk_uuid)
+    size = kept.ByteSize()
     left = deque(map(iter, groups))
     while left:
         ranges = left.popleft()

@@ -10,10 +10,11 @@ import pytest
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH, STATE_DIRECTORY, WHEEL_DIRECTORY
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.delivery.sync_files import LEASES_PATH, pack_leases, read_leases
 from tickwheel.node.core.founding import PATH as FOUNDING_PATH
 from tickwheel.node.rebuild import rebuild
 from tickwheel.node.server.identity import new_identity, store_identity
-from tickwheel.proto.peer_pb2 import Founding
+from tickwheel.proto.peer_pb2 import Founding, LeaseRange
 from tickwheel.replication.journal import HARD_STATE_FILE
 from tickwheel.replication.journal_files import NEWEST_FILE, segment_path, segment_sequences
 from tickwheel.storage.owner import ForeignFileError
@@ -175,3 +176,41 @@ def test_files_of_the_version_before_are_read() -> None:
     one.kill()
     with pytest.raises(ForeignFileError, match=f"a file of node {master.name} of cluster c"):
         one.start()
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_leases_of_another_cluster_hold_nothing(foreign: bool) -> None:
+    """P4: in that cluster the same positions are other messages, and these waited until its leases were over. A file of
+    the version before names no disk and counts as before."""
+    world = World(3)
+    client = Client(world)
+    world.elect()
+    client.consume()
+    client.schedule([100])
+    world.run(2_000)
+    assert len(client.got) == 1
+    theirs = LeaseRange(group_id=1, topic_id=1, first_position=1, count=5, until_ms=world.now_ms + 600_000)
+    for node in world.nodes.values():
+        node.kill()
+        write_whole(node.disk, LEASES_PATH, pack_leases([[theirs]], "disk-of-another" if foreign else ""))
+    for node in world.nodes.values():
+        node.start()
+    client.at = None
+    world.elect()
+    client.consume()
+    client.schedule([100] * 5)
+    world.run(4_000)
+    assert len(client.got) == (6 if foreign else 1)
+
+
+def test_leases_name_the_disk_that_they_were_written_on() -> None:
+    """The next start takes them for its own."""
+    world = World(3)
+    client = Client(world)
+    client.settle = False
+    world.elect()
+    client.consume(lease_ms=60_000)
+    client.schedule([100])
+    world.run(3_000)
+    for node in world.nodes.values():
+        assert read_leases(node.disk, node.disk_uuid) and not read_leases(node.disk, "disk-of-another")
