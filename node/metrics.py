@@ -104,6 +104,10 @@ METRICS: tuple[MetricSpec, ...] = (
         "peer_links_dropped",
         "Links that this node dropped because a frame of the peer cannot be true. The log has each with its reason.",
     ),
+    counter(
+        "peer_logs_forgotten",
+        "Members that came back to this master without entries that they had acknowledged. Alert on it.",
+    ),
     gauge("peer_applied_lag_entries", "Entries committed here and not yet applied there.", "peer"),
     gauge("peer_sync_age_seconds", "Time since the peer's last answer to a sync.", "peer"),
     gauge("sync_age_seconds", "Time since the last sync from the master (slaves)."),

@@ -394,10 +394,15 @@ class AppendResult(_message.Message):
     RESET_FIELD_NUMBER: _builtins.int
     SUCCESS_FIELD_NUMBER: _builtins.int
     ECHO_SENT_NS_FIELD_NUMBER: _builtins.int
+    LAST_LOG_INDEX_FIELD_NUMBER: _builtins.int
     next_index: _builtins.int
     reset: _builtins.bool
     success: _builtins.bool
     echo_sent_ns: _builtins.int
+    last_log_index: _builtins.int
+    """With reset: the end of the sender's log. Below what it has acknowledged in this term: it has lost that since. Older
+    nodes leave it out.
+    """
     def __init__(
         self,
         *,
@@ -405,12 +410,15 @@ class AppendResult(_message.Message):
         reset: _builtins.bool = ...,
         success: _builtins.bool = ...,
         echo_sent_ns: _builtins.int = ...,
+        last_log_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index", "last_log_index", b"last_log_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["echo_sent_ns", b"echo_sent_ns", "next_index", b"next_index", "reset", b"reset", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index", "echo_sent_ns", b"echo_sent_ns", "last_log_index", b"last_log_index", "next_index", b"next_index", "reset", b"reset", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__last_log_index: _TypeAlias = _typing.Literal["last_log_index"]  # noqa: Y015
+    _WhichOneofArgType__last_log_index: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_log_index) -> _WhichOneofReturnType__last_log_index | None: ...
 
 Global___AppendResult: _TypeAlias = AppendResult  # noqa: Y015
 

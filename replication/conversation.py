@@ -273,6 +273,8 @@ class Conversation:
                 return True
             success, next_index = False, durable + 1
         result = AppendResult(next_index=next_index, success=success, reset=reset, echo_sent_ns=echo_ns)
+        if reset:
+            result.last_log_index = self._journal.last_index
         return self.send(peer_id, PeerFrame(append_result=result), connection_id=connection_id)
 
     def may_campaign(self) -> bool:
@@ -431,6 +433,10 @@ class Conversation:
             raise ImplausibleFrameError(
                 f"it acknowledges up to {result.next_index - 1}, the log ends at {self._journal.last_index}"
             )
+        acknowledged = engine.match_index(peer_id)
+        if result.HasField("last_log_index") and result.last_log_index < acknowledged:
+            engine.forget_match(peer_id)
+            self._listener.forgot(peer_id, result.last_log_index, acknowledged)
         leased = self._lease.until_ns(self._voters.others, now_ns) > now_ns
         if peer_id in self._voters.ids:
             self._lease.note(peer_id, result.echo_sent_ns if self._guards.lease_from_sending else now_ns)

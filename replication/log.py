@@ -177,6 +177,12 @@ class LogListener(Protocol):
         """The master's log no longer reaches back to this slave: fetch the checkpoint of `peer_id`, restart from it."""
         ...
 
+    def forgot(self, peer_id: str, last_index: int, acknowledged_index: int) -> None:
+        """Master only: a peer's log ends at `last_index`, though it has acknowledged entries up to
+        `acknowledged_index` in this term. An older copy of its directory was put back, or its disk has lost what an
+        fsync had returned for. It gets the entries again."""
+        ...
+
     def damaged(self, error: DiskError) -> None:
         """The journal cannot be read where this log needs it, or not be written: another node must lead, then this one
         must stop. Called each time; the log goes on as far as it can, which after a failed write is a handover."""

@@ -37,7 +37,8 @@ def check_frame(frame: PeerFrame, own_term: int) -> None:
     elif kind == "sync":
         _check_sync(frame.sync)
     elif kind == "append_result":
-        _check_indexes(next_index=frame.append_result.next_index)
+        result = frame.append_result
+        _check_indexes(next_index=result.next_index, last_log_index=result.last_log_index)
     elif kind == "sync_reply":
         _check_indexes(number=frame.sync_reply.number, applied_index=frame.sync_reply.applied_index)
     elif kind == "request_vote":

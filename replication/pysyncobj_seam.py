@@ -527,6 +527,10 @@ class Engine(SyncObj):  # type: ignore[misc]
     def match_index(self, peer_id: str) -> int:
         return int(self._SyncObj__raftMatchIndex.get(self._node(peer_id), 0))
 
+    def forget_match(self, peer_id: str) -> None:
+        """A peer has lost entries that it acknowledged: none counts until it acknowledges again."""
+        self._SyncObj__raftMatchIndex[self._node(peer_id)] = 0
+
     def learners(self) -> list[str]:
         return sorted(str(peer.id) for peer in self._SyncObj__readonlyNodes)
 

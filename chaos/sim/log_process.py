@@ -189,6 +189,9 @@ class LogProcess:
         """Nothing is sent beside the log."""
         return None
 
+    def forgot(self, peer_id: str, last_index: int, acknowledged_index: int) -> None:
+        self.fatal(f"{peer_id} has acknowledged entry {acknowledged_index}, and its log ends at {last_index}")
+
     def damaged(self, error: DiskError) -> None:
         self.fatal(str(error))
 

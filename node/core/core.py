@@ -491,6 +491,11 @@ class CoreListener:
         """Fetch the checkpoint of `peer_id`: the log no longer reaches back far enough."""
         self._checkpoint_needed(peer_id)
 
+    @_attempted
+    def forgot(self, peer_id: str, last_index: int, acknowledged_index: int) -> None:
+        """A member came back without entries that it had acknowledged."""
+        self._parts.members.forgot(peer_id, last_index, acknowledged_index)
+
     def damaged(self, error: DiskError) -> None:
         """The log cannot read or write its own journal: another node leads, then this one stops."""
         self.serving.stick(f"the journal met damage: {error}", error)

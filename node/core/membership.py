@@ -9,7 +9,7 @@ the caller is sent to its successor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,8 +20,9 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Fail
-from tickwheel.node.core.world import Now
+from tickwheel.node.core.world import Now, Reported
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, not_master, refuse
+from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
@@ -64,6 +65,8 @@ class Membership(Part):
         """Member -> the disk that it came with."""
         self._goals: dict[str, int] = {}
         """Learner -> the index that it must reach by the next look to become a voter."""
+        self._forgotten = 0
+        """How often a member came back to this master without entries that it had acknowledged."""
 
     async def change(self, command: AdminCommand) -> AdminResult:
         """Make a change (`membership.KINDS`) after those that wait."""
@@ -96,6 +99,9 @@ class Membership(Part):
         self._next()
         self._record_disk()
         self._promote()
+
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {"peer_logs_forgotten": float(self._forgotten)}
 
     def introduction(self) -> Introduction:
         """The members as this node introduces them to peers that it calls: as applied or as shown to it, whichever is
@@ -151,6 +157,19 @@ class Membership(Part):
         """Note the disk of a member that is connected; its hello may have been before this core was made."""
         if disk_uuid:
             self._disks.setdefault(node_id, disk_uuid)
+
+    def forgot(self, node_id: str, last_index: int, acknowledged_index: int) -> None:
+        """A member's log ends before entries that it had acknowledged to this master; it gets them again."""
+        self._forgotten += 1
+        facts = {
+            "peer": node_id,
+            "log_ends": last_index,
+            "acknowledged": acknowledged_index,
+            "advice": "an older copy of its data directory was put back, or its disk loses what it has reported as "
+            "stored (a write cache that ignores flushes): acknowledged messages are lost once this happens to a "
+            "majority (docs/DEPLOY.md, backup and restore)",
+        }
+        self._core.report(Reported("error", "a member has lost entries that it had acknowledged", facts))
 
     def _believes(self, node_id: str, disk_uuid: str, shown: Introduction) -> bool:
         """Whether the members that a caller shows are this cluster's, and newer than those that this node knows.

@@ -92,11 +92,20 @@ class Peer:
         self.send(PeerFrame(append_entries=body), term)
 
     def answer(
-        self, term: int, next_index: int, *, success: bool = True, reset: bool = False, echo_ns: int | None = None
+        self,
+        term: int,
+        next_index: int,
+        *,
+        success: bool = True,
+        reset: bool = False,
+        echo_ns: int | None = None,
+        last_index: int | None = None,
     ) -> bool:
         """append_result on the connection by which the log last spoke to this peer."""
         echo_ns = self._lone.clock.now_ns if echo_ns is None else echo_ns
-        result = AppendResult(next_index=next_index, success=success, reset=reset, echo_sent_ns=echo_ns)
+        result = AppendResult(
+            next_index=next_index, success=success, reset=reset, echo_sent_ns=echo_ns, last_log_index=last_index
+        )
         return self.send(PeerFrame(append_result=result), term, self._lone.connection_of(self.name))
 
     def ask_for_vote(self, term: int, last: tuple[int, int] = (1_000, 1_000), *, transfer: bool = False) -> None:
@@ -116,6 +125,7 @@ class Listener:
         self.applied: list[tuple[int, int, bytes]] = []
         self.roles: list[LogStatus] = []
         self.problems: list[str] = []
+        self.forgotten: list[tuple[str, int, int]] = []
         self.ready = True
         self.room = True
 
@@ -158,6 +168,9 @@ class Listener:
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """No checkpoint is taken."""
+
+    def forgot(self, peer_id: str, last_index: int, acknowledged_index: int) -> None:
+        self.forgotten.append((peer_id, last_index, acknowledged_index))
 
     def damaged(self, error: DiskError) -> None:
         self.problems.append(str(error))

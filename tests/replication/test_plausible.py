@@ -88,6 +88,7 @@ BAD = {
     "a position beyond all": PeerFrame(sync=Sync(leases=[LeaseRange(count=1, first_position=U64_MAX)])),
     "a sync numbered beyond all": PeerFrame(sync=Sync(number=U64_MAX)),
     "a reply numbered beyond all": PeerFrame(sync_reply=SyncReply(number=U64_MAX)),
+    "a log that ends beyond all": PeerFrame(append_result=AppendResult(next_index=1, last_log_index=U64_MAX)),
 }
 
 
