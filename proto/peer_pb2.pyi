@@ -491,20 +491,24 @@ class Ping(_message.Message):
     SENT_NS_FIELD_NUMBER: _builtins.int
     LAST_LOG_INDEX_FIELD_NUMBER: _builtins.int
     LAST_LOG_TERM_FIELD_NUMBER: _builtins.int
+    COMMIT_INDEX_FIELD_NUMBER: _builtins.int
     sent_ns: _builtins.int
     last_log_index: _builtins.int
     """End of the asking node's log. Older nodes leave it out."""
     last_log_term: _builtins.int
+    commit_index: _builtins.int
+    """What of it the asking node knows to be committed. Older nodes leave it out."""
     def __init__(
         self,
         *,
         sent_ns: _builtins.int = ...,
         last_log_index: _builtins.int | None = ...,
         last_log_term: _builtins.int | None = ...,
+        commit_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index", "_last_log_term", b"_last_log_term", "last_log_index", b"last_log_index", "last_log_term", b"last_log_term"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index", "_last_log_term", b"_last_log_term", "last_log_index", b"last_log_index", "last_log_term", b"last_log_term", "sent_ns", b"sent_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index", "_last_log_term", b"_last_log_term", "commit_index", b"commit_index", "last_log_index", b"last_log_index", "last_log_term", b"last_log_term", "sent_ns", b"sent_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_log_index: _TypeAlias = _typing.Literal["last_log_index"]  # noqa: Y015
     _WhichOneofArgType__last_log_index: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index"]  # noqa: Y015
@@ -526,6 +530,7 @@ class Pong(_message.Message):
     HEARS_MASTER_FIELD_NUMBER: _builtins.int
     LAST_LOG_INDEX_FIELD_NUMBER: _builtins.int
     LAST_LOG_TERM_FIELD_NUMBER: _builtins.int
+    COMMIT_INDEX_FIELD_NUMBER: _builtins.int
     echo_sent_ns: _builtins.int
     clock_ms: _builtins.int
     """The answering node's wall clock."""
@@ -536,6 +541,8 @@ class Pong(_message.Message):
     last_log_index: _builtins.int
     """End of the answering node's log: a node that is behind it need not stand for election."""
     last_log_term: _builtins.int
+    commit_index: _builtins.int
+    """What of it the answering node knows to be committed. Older nodes leave it out."""
     def __init__(
         self,
         *,
@@ -544,10 +551,11 @@ class Pong(_message.Message):
         hears_master: _builtins.bool = ...,
         last_log_index: _builtins.int = ...,
         last_log_term: _builtins.int = ...,
+        commit_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "echo_sent_ns", b"echo_sent_ns", "hears_master", b"hears_master", "last_log_index", b"last_log_index", "last_log_term", b"last_log_term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "commit_index", b"commit_index", "echo_sent_ns", b"echo_sent_ns", "hears_master", b"hears_master", "last_log_index", b"last_log_index", "last_log_term", b"last_log_term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -120,8 +120,8 @@ class Conversation:
         """The connection to the master has broken since it was last heard."""
         self._lease_over_ns = 0
         """How long after `master_heard_ns` the lease of that master is over for certain."""
-        self.master_commit_index = 0
-        """The commit index that a master reported last."""
+        self.heard_commit_index = 0
+        """The highest commit index that a peer has reported: entries up to it are committed."""
         self.started_ns = 0
         self.succeeded_by: tuple[int, str] | None = None
         """Term and id of the master that followed this node after its journal had failed: a term that this node cannot
@@ -277,17 +277,31 @@ class Conversation:
             result.last_log_index = self._journal.last_index
         return self.send(peer_id, PeerFrame(append_result=result), connection_id=connection_id)
 
+    def keeps_from_campaigning(self, now_ns: int) -> bool:
+        """Whether this node must not stand for election, as its disk or its log is."""
+        return self._storage.keeps_from_campaigning(now_ns) or self._lacks_committed(self._journal.last_index)
+
+    def _lacks_committed(self, last_index: int) -> bool:
+        """Whether a log that ends there lacks entries of which this node has heard that they are committed. A majority
+        has them, so nobody is elected without them, unless disks of that majority have lost them since."""
+        return last_index < self.heard_commit_index
+
     def may_campaign(self) -> bool:
         """Whether to raise the term: only once a majority has said that it would vote. Sends that question if due."""
         now_ns = self._clock.monotonic_ns()
         if not (self._voters.counts and self._listener.may_vote()):
             return False
-        if self._storage.keeps_from_campaigning(now_ns):
+        if self.keeps_from_campaigning(now_ns):
             return False
         others = self._voters.others
         following = self._campaign.next(others, now_ns)
         if following is Next.ASK:
-            ping = Ping(sent_ns=now_ns, last_log_index=self._journal.last_index, last_log_term=self._journal.last_term)
+            ping = Ping(
+                sent_ns=now_ns,
+                last_log_index=self._journal.last_index,
+                last_log_term=self._journal.last_term,
+                commit_index=self.engine.commit_index,
+            )
             for peer_id in others:
                 self.send(peer_id, PeerFrame(ping=ping))
         return following is Next.CAMPAIGN
@@ -358,7 +372,7 @@ class Conversation:
                 connection_id=frame.connection_id,
             )
             return False
-        self.master_commit_index = append.commit_index
+        self._hears_committed(append.commit_index)
         if self._storage.halted:
             self._hears_master(append, self._clock.monotonic_ns())
             engine.deliver(peer_id, {"type": "append_entries", "term": frame.term, "commit_index": engine.commit_index})
@@ -413,6 +427,9 @@ class Conversation:
         elif not append.HasField("previous_index"):
             # The master no longer holds our next entry. Tell it where we stand: a checkpoint may have moved us on.
             self._answer(peer_id, engine.commit_index + 1, success=False, reset=True)
+
+    def _hears_committed(self, commit_index: int) -> None:
+        self.heard_commit_index = max(self.heard_commit_index, commit_index)
 
     def _hears_master(self, append: AppendEntries, now_ns: int) -> None:
         self.master_heard_ns, self._master_left = now_ns, False
@@ -485,13 +502,16 @@ class Conversation:
         request = frame.request_vote
         if not request.transfer and self._would_refuse(self._clock.monotonic_ns()):
             return
+        last_index, last_term = request.last_log_index, request.last_log_term
+        if self._lacks_committed(last_index):
+            last_index = last_term = -1  # the engine adopts the term and grants no vote
         self.engine.deliver(
             peer_id,
             {
                 "type": "request_vote",
                 "term": frame.term,
-                "last_log_index": request.last_log_index,
-                "last_log_term": request.last_log_term,
+                "last_log_index": last_index,
+                "last_log_term": last_term,
             },
         )
 
@@ -508,7 +528,10 @@ class Conversation:
     def _on_ping(self, peer_id: str, frame: PeerFrame) -> None:
         now_ns = self._clock.monotonic_ns()
         ping = frame.ping
+        self._hears_committed(ping.commit_index)
         refuses = self._would_refuse(now_ns) or bool(self._storage.halted)
+        if ping.HasField("last_log_index") and self._lacks_committed(ping.last_log_index):
+            refuses = True
         if not refuses and ping.HasField("last_log_index"):
             own = (-self._journal.last_term, -self._journal.last_index, self.engine.node_id)
             if own < (-ping.last_log_term, -ping.last_log_index, peer_id):
@@ -521,6 +544,7 @@ class Conversation:
             hears_master=refuses,
             last_log_index=self._journal.last_index,
             last_log_term=self._journal.last_term,
+            commit_index=self.engine.commit_index,
         )
         self.send(peer_id, PeerFrame(pong=pong))
 
@@ -528,6 +552,7 @@ class Conversation:
         pong = frame.pong
         if pong.echo_sent_ns > self._clock.monotonic_ns():
             return  # asked before this machine's last boot
+        self._hears_committed(pong.commit_index)
         behind = (pong.last_log_term, pong.last_log_index) <= (self._journal.last_term, self._journal.last_index)
         self._campaign.answered(peer_id, pong.echo_sent_ns, behind and not pong.hears_master)
 

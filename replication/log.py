@@ -105,8 +105,8 @@ class LogStatus:
     peers: Mapping[str, PeerProgress] = field(default_factory=dict)
     halted: str = ""
     """Why this node neither votes nor acknowledges entries (a full disk); empty if it does."""
-    master_commit_index: int = 0
-    """The commit index that a master reported last; 0 before the first report."""
+    heard_commit_index: int = 0
+    """The highest commit index that a peer has reported; 0 before the first report."""
     caught_up: bool = True
     """Whether this node has applied everything that it had applied before its last stop (`CaughtUp`)."""
     hangs_ms: int = 0

@@ -44,9 +44,9 @@ def check_frame(frame: PeerFrame, own_term: int) -> None:
     elif kind == "request_vote":
         _check_indexes(last_log_index=frame.request_vote.last_log_index)
     elif kind == "ping":
-        _check_indexes(last_log_index=frame.ping.last_log_index)
+        _check_end(frame.ping.last_log_index, frame.ping.commit_index)
     elif kind == "pong":
-        _check_indexes(last_log_index=frame.pong.last_log_index)
+        _check_end(frame.pong.last_log_index, frame.pong.commit_index)
 
 
 def check_echo(echo_ns: int, now_ns: int) -> None:
@@ -59,6 +59,12 @@ def _check_indexes(**indexes: int) -> None:
     for name, index in indexes.items():
         if index > INDEX_MAX:
             raise ImplausibleFrameError(f"{name} {index}")
+
+
+def _check_end(last_log_index: int, commit_index: int) -> None:
+    _check_indexes(last_log_index=last_log_index)
+    if commit_index > last_log_index:
+        raise ImplausibleFrameError(f"commit_index {commit_index} of a log that ends at {last_log_index}")
 
 
 def _check_append(append: AppendEntries, term: int) -> None:

@@ -227,7 +227,7 @@ class RaftLog:
                 until_ns = min(until_ns, notice_ns)
         elif round_over_ns := self.peers.round_over_ns():
             until_ns = min(until_ns, round_over_ns)
-        elif self._voters.counts and not self._storage.keeps_from_campaigning(now_ns) and self._listener.may_vote():
+        elif self._voters.counts and not self.peers.keeps_from_campaigning(now_ns) and self._listener.may_vote():
             # Heartbeats want no tick. One that comes after now may bring the deadline forward to the shortest timeout.
             earliest_ns = now_ns + self.config.election_timeout_ms_min * NS_PER_MS
             until_ns = min(until_ns, engine.election_deadline_ns, earliest_ns)
@@ -526,7 +526,7 @@ class RaftLog:
             lease_held=self.lease_held(),
             peers=peers,
             halted=self._storage.halted,
-            master_commit_index=self.peers.master_commit_index,
+            heard_commit_index=self.peers.heard_commit_index,
             caught_up=self._caught_up.done,
             hangs_ms=self._storage.hangs_ms(now_ns),
         )

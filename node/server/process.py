@@ -506,7 +506,7 @@ class NodeProcess:
         log_status = core.log.status()
         return Seen(
             node_vitals(core),
-            max(0, max(log_status.commit_index, log_status.master_commit_index) - core.applied.index),
+            max(0, max(log_status.commit_index, log_status.heard_commit_index) - core.applied.index),
             driver.overdue_ns() / 1e9,
             self._stopping.is_set(),
             tls.reason(),

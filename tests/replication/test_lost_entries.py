@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.replication.lone import STEP_MS, Lone, committed
+from tickwheel.proto.peer_pb2 import PeerFrame, Ping, Pong
+from tickwheel.replication.log import Role
 
 
 def test_a_slave_that_lost_what_it_acknowledged_is_told_of() -> None:
@@ -50,3 +52,55 @@ def test_a_slave_that_asks_for_earlier_entries_says_what_it_has() -> None:
     lone.peers["b"].append(1, (9, 1), [])
     [answer] = lone.sent_of("append_result", "b")
     assert answer.append_result.reset and answer.append_result.last_log_index == 3
+
+
+def heartbeat(lone: Lone) -> None:
+    """Of the master, who has committed five entries."""
+    lone.peers["b"].heartbeat(1, 5)
+
+
+def ping(lone: Lone) -> None:
+    """Of a member that has them and would lead."""
+    asked = Ping(sent_ns=lone.clock.now_ns, last_log_index=5, last_log_term=1, commit_index=5)
+    lone.peers["c"].send(PeerFrame(ping=asked), 1)
+
+
+def pong(lone: Lone) -> None:
+    """Of a member that has them."""
+    said = Pong(echo_sent_ns=lone.clock.now_ns, last_log_index=5, last_log_term=1, commit_index=5)
+    lone.peers["c"].send(PeerFrame(pong=said), 1)
+
+
+@pytest.mark.parametrize("heard", [heartbeat, ping, pong])
+def test_nobody_leads_without_what_is_known_to_be_committed(heard: object) -> None:
+    """P1: two logs that lost the same entries made a majority, though this node had heard that they are committed."""
+    lone = Lone()
+    lone.follow("b", 1, 3, commit=3)
+    assert callable(heard)
+    heard(lone)
+    lone.drain()
+    lone.run(20 * lone.config.election_timeout_ms_max)
+    assert lone.log.status().role is Role.SLAVE and not lone.sent_of("ping"), "it lacks two entries itself"
+    asked = Ping(sent_ns=lone.clock.now_ns, last_log_index=4, last_log_term=1)
+    lone.peers["c"].send(PeerFrame(ping=asked), 1)
+    assert lone.sent_of("pong")[-1].pong.hears_master
+    lone.peers["c"].ask_for_vote(2, (4, 1))
+    lone.run(STEP_MS)
+    assert lone.term == 2 and not lone.sent_of("vote")
+    lone.peers["c"].ask_for_vote(3, (5, 1))
+    lone.run(STEP_MS)
+    assert lone.sent_of("vote")[-1].vote.granted
+
+
+def test_it_stands_again_once_it_has_all() -> None:
+    """And no tick is wanted before, or it would spin."""
+    lone = Lone()
+    lone.follow("b", 1, 3, commit=3)
+    lone.peers["b"].heartbeat(1, 5)
+    lone.run(20 * lone.config.election_timeout_ms_max)
+    lone.clock.now_ns = lone.log.tick()
+    assert lone.log.tick() - lone.clock.now_ns > 100_000_000
+    lone.peers["b"].append(1, (3, 1), [(4, 1, b"\x004"), (5, 1, b"\x005")], commit=5)
+    lone.drain()
+    lone.run(20 * lone.config.election_timeout_ms_max)
+    assert lone.sent_of("ping")

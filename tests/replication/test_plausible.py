@@ -89,6 +89,8 @@ BAD = {
     "a sync numbered beyond all": PeerFrame(sync=Sync(number=U64_MAX)),
     "a reply numbered beyond all": PeerFrame(sync_reply=SyncReply(number=U64_MAX)),
     "a log that ends beyond all": PeerFrame(append_result=AppendResult(next_index=1, last_log_index=U64_MAX)),
+    "a question about more than its log": PeerFrame(ping=Ping(sent_ns=1, last_log_index=4, commit_index=5)),
+    "an answer about more than its log": PeerFrame(pong=Pong(last_log_index=4, commit_index=5)),
 }
 
 

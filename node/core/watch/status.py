@@ -39,14 +39,14 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         # First of all: until then the cursor that it shows is an older one (P6).
         replayed = f"replayed {core.applied.index} of {max(core.recover_to, log.last_index)} entries"
         waits = log.halted or core.parts.bulk.waiting or core.lacks_checkpoint
-        waits = waits or ("" if log.master_id else "it hears no master")
-        return admin_pb2.NODE_RECOVERING, "; ".join(filter(None, (replayed, waits)))
+        alone = () if log.master_id else ("it hears no master", _lacks(log))
+        return admin_pb2.NODE_RECOVERING, "; ".join(filter(None, (replayed, *((waits,) if waits else alone))))
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
     waits_for = core.parts.founding.reason or core.parts.record_repair.reason or core.parts.index_repair.reason
     if log.master_id is None:
         return admin_pb2.NODE_ALONE, "; ".join(
-            filter(None, ("it hears no master: what it shows may be old", waits_for))
+            filter(None, ("it hears no master: what it shows may be old", _lacks(log), waits_for))
         )
     if core.leading and not log.lease_held:
         return admin_pb2.NODE_ALONE, "; ".join(filter(None, ("it leads, and has not heard from a majority", waits_for)))
@@ -70,6 +70,16 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
     return admin_pb2.NODE_SERVING, waits_for
 
 
+def _lacks(log: LogStatus) -> str:
+    """Why a node without a master may have none, in words; empty: not for what its log lacks."""
+    if log.last_index >= log.heard_commit_index:
+        return ""
+    return (
+        f"its log ends at entry {log.last_index}, and those up to {log.heard_commit_index} are committed: it votes for "
+        "no member that lacks them"
+    )
+
+
 _STALE_STATES = (
     admin_pb2.NODE_RECOVERING,
     admin_pb2.NODE_READ_ONLY,
@@ -84,7 +94,7 @@ it."""
 def backup_origin(core: NodeCore) -> admin_pb2.BackupOrigin:
     """Origin of a copy of the newest checkpoint, and whether the node is up to date."""
     log = core.log.status()
-    committed = max(log.commit_index, log.master_commit_index)
+    committed = max(log.commit_index, log.heard_commit_index)
     state, stale_reason = _state(core, log)
     if state not in _STALE_STATES:
         behind = committed - core.applied.index

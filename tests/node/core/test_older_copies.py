@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 
+import pytest
+
 from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.watch.status import node_vitals
 
 
-def running() -> tuple[World, Client, Node, Node]:
+def running(seed: int = 1) -> tuple[World, Client, Node, Node]:
     """Three nodes with messages; the master, and a slave."""
-    world = World()
+    world = World(seed)
     client = Client(world)
     master = world.elect()
     schedule(world, client, 5)
@@ -78,3 +81,63 @@ def test_a_member_that_was_away_or_lost_its_power_is_none() -> None:
     schedule(world, client, 2)
     world.run(2_000)
     assert other is not master and not any(told(node) for node in world.nodes.values())
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("whole", [True, False])
+def test_two_older_copies_follow_the_third_that_has_all(seed: int, *, whole: bool) -> None:
+    """P1: in runs like these one of them was elected, and the third, which has more that is committed, stopped.
+    `whole` False: the third reaches one of them alone."""
+    world, client, master, one = running(seed)
+    [two] = [node for node in world.nodes.values() if node not in (master, one)]
+    older = {}
+    for node in (one, two):
+        node.kill()
+        older[node.name] = copy.deepcopy(node.disk)
+        node.start()
+        world.run(500)
+    schedule(world, client, 5)
+    for node in (one, two):
+        node.kill()
+        put_back(node, older[node.name])
+    world.run(2_000)
+    if not whole:
+        world.cut.add(frozenset((master.name, two.name)))
+    one.start()
+    two.start()
+    world.run(4_000)
+    assert world.master() is master and not master.fatal
+
+
+def test_two_older_copies_elect_no_master_without_what_the_third_knows() -> None:
+    """P1: one of them hears from the third, which cannot reach the other, that more was committed. Once the third is
+    gone they wait for it, and say why."""
+    world, client, master, one = running()
+    [two] = [node for node in world.nodes.values() if node not in (master, one)]
+    older = {}
+    for node in (one, two):
+        node.kill()
+        older[node.name] = copy.deepcopy(node.disk)
+        node.start()
+        world.run(500)
+    schedule(world, client, 5)
+    committed = last_index(master)
+    for node in (one, two):
+        node.kill()
+        put_back(node, older[node.name])
+    world.run(2_000)
+    assert world.master() is None
+    world.cut_off(two.name)
+    one.start()
+    world.run_until(lambda: one.host is not None and one.host.core.log.status().heard_commit_index == committed)
+    master.kill()
+    world.heal()
+    two.start()
+    world.run(20_000)
+    assert world.master() is None and one.host is not None
+    assert f"and those up to {committed} are committed" in node_vitals(one.host.core).state_reason
+    master.start()
+    world.elect()
+    client.consume()
+    world.run(15_000)
+    assert set(client.got) == set(client.acked)

@@ -71,8 +71,8 @@ def test_a_slave_far_behind_is_no_good_for_a_backup(monkeypatch: pytest.MonkeyPa
     world.run(1_000)
     assert slave.host is not None and master.host is not None
     log = slave.host.core.log
-    assert log.status().master_commit_index == master.host.core.log.status().commit_index
-    status = replace(log.status(), master_commit_index=log.status().applied_index + BACKUP_LAG_ENTRIES_MAX + 1)
+    assert log.status().heard_commit_index == master.host.core.log.status().commit_index
+    status = replace(log.status(), heard_commit_index=log.status().applied_index + BACKUP_LAG_ENTRIES_MAX + 1)
     monkeypatch.setattr(log, "status", lambda: status)
     origin = backup_origin(slave.host.core)
     assert f"{BACKUP_LAG_ENTRIES_MAX + 1:,} entries behind" in origin.stale_reason
