@@ -14,7 +14,7 @@ from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p9_cancels import DeletionsHold, SweepsDone
 from tickwheel.chaos.sim.checkers.p11_in_flight import InFlightBounded
 from tickwheel.chaos.sim.history import Record, RunBegan
-from tickwheel.chaos.sim.history_machines import Booted, SyncHeard
+from tickwheel.chaos.sim.history_machines import Booted, HoursRemoved, SyncHeard
 from tickwheel.chaos.sim.history_messages import (
     Delivered,
     Label,
@@ -82,6 +82,7 @@ def deleted(
 
 
 TWO_AT_ONCE = RunBegan(0, WALL_MS, (), ("g",), in_flight_max=2)
+KEPT_SHORTLY = replace(TWO_AT_ONCE, retention_ms=1)
 BEGAN_AHEAD = RunBegan(0, WALL_MS, (), ("g",), dispatch_ahead_ms=200)
 ACCEPTED = PassingAccepted(5 * MS, "t", (ID + 1,), (WALL_MS,))
 LATER = PassingAccepted(5 * MS, "t", (ID + 1,), (WALL_MS + 1_000,))
@@ -486,12 +487,20 @@ GOOD |= {
         InFlightBounded,
         [TWO_AT_ONCE, delivered(5, 1), delivered(6, 2), ResetAsked(7 * MS, "g", 0, "t"), delivered(8, 3)],
     ),
+    "retention takes what is out": (
+        InFlightBounded,
+        [KEPT_SHORTLY, delivered(5, 1), delivered(6, 2), HoursRemoved(7 * MS, "n1", 1, 9, 8, 8, 0, 2), delivered(8, 3)],
+    ),
     "the next master has not heard of them": (
         InFlightBounded,
         [TWO_AT_ONCE, Booted(0, "n2", 1), delivered(5, 1), delivered(6, 2), UNHEARD, by_next(40, 3), by_next(40, 4)],
     ),
 }
 BAD |= {
+    "an hour went that retention had not ended": (
+        InFlightBounded,
+        [KEPT_SHORTLY, delivered(5, 1), delivered(6, 2), HoursRemoved(7 * MS, "n1", 1, 9, 8, 7, 0, 0), delivered(8, 3)],
+    ),
     "more out than may be": (InFlightBounded, [TWO_AT_ONCE, delivered(5, 1), delivered(6, 2), delivered(8, 3)]),
     "a node that cut a consumer off counts what that holds": (
         InFlightBounded,

@@ -1,9 +1,9 @@
 """P11 of `group_in_flight_max`: no group has more messages out with its consumers than the setting allows.
 
 A message counts from its delivery until the first of these: its consumer sends a settlement, its lease runs out as it
-was given, its consumer leaves. The deliveries of earlier masters count where P5 demands that the present one knows
-them. What a reset or a changed filter may have taken back is not judged, nor are broadcasting groups, whose consumers
-have no share of a limit.
+was given, its consumer leaves, retention removes its hour. The deliveries of earlier masters count where P5 demands
+that the present one knows them. What a reset or a changed filter may have taken back is not judged, nor are
+broadcasting groups, whose consumers have no share of a limit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class InFlightBounded(Checker):
 
     def _is_out(self, before: Delivered, now: Delivered) -> bool:
         """Whether the master that delivers `now` must count an earlier delivery."""
-        if before.session in self._left or (before.group, before.topic) in self._unjudged:
+        if before.session in self._left or (before.group, before.topic) in self._unjudged or self.is_gone(before.id):
             return False
         clock_error_ms = before.clock_error_ms + now.clock_error_ms + 2 * self.run.clock_allowance_ms
         if self.true_ns(before.lease_until_ms) - clock_error_ms * MS <= now.at_ns:
