@@ -25,7 +25,7 @@ from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.names import check_producer_id
-from tickwheel.node.state.staging import Job, StagingResult
+from tickwheel.node.state.staging import Job, Staging, StagingResult
 from tickwheel.proto import common_pb2, staging_pb2
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand, Command
@@ -54,6 +54,10 @@ JOBS_DRIVEN_MAX = 8
 """Committed batches published at the same time; others wait."""
 PAUSE_MS = 100
 EXPIRY_PERIOD_MS = 10_000
+RUN_IDLE_MS = 600_000
+"""A run of which nothing came for this long makes way for another run of its job: its driver was probably killed."""
+RUNS_HEARD_MAX = 64
+"""Runs of a job whose last block is remembered; beyond that, the one heard of longest ago is forgotten."""
 ATTEMPTS_MAX = 100_000
 MEMORY_MS_MAX = 3_650 * 86_400_000
 """Ten years, the same limit as for the setting `staging_memory_ms`."""
@@ -98,6 +102,7 @@ class StagedWrites(Part):
         self._next_expiry_ms = 0
         self._wants_ms: ClusterMs | None = None
         self._paces = Paces()
+        self._heard = RunsHeard()
 
     # -- requests
 
@@ -111,6 +116,7 @@ class StagedWrites(Part):
         self._check_times(batch)
         state = self._core.state
         refuse(state.staging.owner_refusal(request.job_id, owner))
+        await self._end_idle_runs(request.job_id, request.run_id, owner)
         again = state.staging.holds(request.job_id, request.attempt, request.sequence)
         if not again:
             known = state.staging.judge(request.job_id, request.batch, request.run_id, batch.bytes, state.settings)
@@ -138,6 +144,18 @@ class StagedWrites(Part):
         finally:
             self._flow.answered([batch])
         return self._describe(request.job_id, request.batch)
+
+    async def _end_idle_runs(self, job_id: str, run_id: str, owner: str) -> None:
+        """Abort the other runs of a job of which nothing has come for long. Otherwise their rows would keep their room
+        from the run that writes them again, and never expire while it tries."""
+        job = self._core.state.staging.job(job_id)
+        if job is None or job.state != STAGED_OPEN or run_id in job.dead_runs:
+            return
+        steady_ms, resting_ms = self._core.steady_ms(), self._core.clock.now_ms() - job.touched_ms
+        idle_ms = min(RUN_IDLE_MS, self._core.state.settings.staging_expiry_ms)
+        for idle in self._heard.idle_others(job, run_id, steady_ms, resting_ms, idle_ms):
+            abort = AbortStagedRequest(job_id=job_id, batch=job.batch, run_id=idle)
+            await self._core.proposer.propose(Command(staging=StagingCommand(abort=abort, owner=owner)), StagingResult)
 
     def _check_times(self, batch: IncomingBatch) -> None:
         now_ms, limit_ms = self._core.clock.now_ms(), self._core.state.settings.delay_ms_max
@@ -267,6 +285,10 @@ class StagedWrites(Part):
                 command = Command(staging=StagingCommand(expire=ExpireStaged()))
                 self._core.proposer.submit(command, UNHEARD, may_gather=True)
 
+    def upkeep(self, now: Now) -> None:
+        """Forget the runs of jobs without staged rows."""
+        self._heard.forget(self._core.state.staging)
+
     def wait_ms(self, now: Now) -> int | None:
         """Until the next look, if something had to wait."""
         return self._wants_ms - now.cluster_ms if now.acting and self._wants_ms is not None else None
@@ -313,6 +335,7 @@ class StagedWrites(Part):
         queue, self._queue = self._queue, deque()
         self._queue_bytes = 0
         self._drives.clear()
+        self._heard = RunsHeard()
         for item in queue:
             item.answer.refuse(failure)
 
@@ -360,3 +383,32 @@ class Paces:
         begins_ms = max(self._through_ms.get(job_id, 0.0), float(steady_ms))
         self._through_ms[job_id] = min(begins_ms + rows * 1_000 / rows_per_s, steady_ms + PACE_MS_MAX)
         return round(begins_ms - steady_ms)
+
+
+class RunsHeard:
+    """When something of each run was heard last, of the jobs that have rows staged. On the master alone: a run that it
+    has not heard counts as heard when rows of its job were staged last."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[str, SteadyMs]] = {}
+        """By job and run."""
+
+    def idle_others(self, job: Job, run_id: str, steady_ms: SteadyMs, resting_ms: int, idle_ms: int) -> list[str]:
+        """A block of `run_id` has come, `resting_ms` after the last one that was staged for the job: the other runs
+        with rows staged of which nothing came for `idle_ms`. Each is named once."""
+        runs = self._runs.setdefault(job.job_id, {})
+        if runs.pop(run_id, None) is None:
+            for staged in {attempt.run_id for attempt in job.attempts.values()} - {run_id}:
+                runs.setdefault(staged, SteadyMs(steady_ms - max(0, resting_ms)))
+        runs[run_id] = steady_ms
+        while len(runs) > RUNS_HEARD_MAX:
+            del runs[min(runs, key=lambda name: runs[name])]
+        idle = {name for name, heard_ms in runs.items() if steady_ms - heard_ms >= idle_ms}
+        for name in idle:
+            del runs[name]
+        return sorted(idle & {attempt.run_id for attempt in job.attempts.values()}) if idle else []
+
+    def forget(self, staging: Staging) -> None:
+        """Forget jobs that have no rows staged, or whose rows count already."""
+        for job_id in [name for name in self._runs if (job := staging.job(name)) is None or job.state != STAGED_OPEN]:
+            del self._runs[job_id]

@@ -228,12 +228,7 @@ def test_the_repeat_of_a_block_needs_no_room() -> None:
     """Its answer was lost when all room was taken, by the very job that repeats it: it must not wait for itself."""
     world = World()
     writer = Writer(world)
-    master = world.elect()
-    assert master.host is not None
-    settings = AdminCommand(settings=admin_pb2.Settings(staging_bytes_max=1 << 20))
-    done: list[object] = []
-    master.host.core.serving.start(master.host.core.parts.requests.admin(settings), done.append)
-    world.run_until(lambda: bool(done))
+    limited(world, staging_bytes_max=1 << 20)
     for number in range(16):
         writer.stage(number, [b"x"])
     writer.wait(16)
@@ -243,6 +238,59 @@ def test_the_repeat_of_a_block_needs_no_room() -> None:
     world.run_until(lambda: len(writer.answers) == 18)
     last = writer.answers[-1]
     assert isinstance(last, Failure) and last.reason == common_pb2.LIMIT_REACHED
+
+
+@pytest.mark.parametrize("another_master", [False, True])
+def test_rows_of_a_killed_run_make_way_for_the_next_run(
+    monkeypatch: pytest.MonkeyPatch, *, another_master: bool
+) -> None:
+    """A driver that is killed aborts nothing. Its rows kept their room from the run that wrote them again, for six
+    hours, and for ever if that was tried more often. Tasks of the killed run that still send are refused."""
+    monkeypatch.setattr(staged_writes, "RUN_IDLE_MS", 10_000)
+    world = World()
+    writer = Writer(world)
+    limited(world, staging_bytes_max=1 << 20)
+    writer.run_id = "killed"
+    for number in range(12):
+        writer.stage(number, [b"x"])
+    writer.wait(12)
+    world.run(staged_writes.RUN_IDLE_MS)
+    if another_master:  # it has heard nothing of the killed run
+        first = writer.master
+        first.kill()
+        world.run_until(lambda: world.master() not in (None, first))
+        first.start()
+    writer.run_id = "again"
+    for number in range(16):
+        writer.stage(number, [b"row%d" % number], attempt=7)
+        writer.wait(12 + number + 1)
+    writer.run_id = "killed"
+    writer.stage(12, [b"x"])
+    world.run_until(lambda: len(writer.answers) == 29)
+    refused = writer.answers.pop()
+    assert isinstance(refused, Failure) and refused.message == "run killed of job j is over: it was aborted"
+    writer.run_id = "again"
+    writer.commit(16, 16, attempt=7)
+    world.run_until(lambda: writer.job().state == STAGED_PUBLISHED)
+    assert writer.job().rows_published == 16
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_runs_that_stage_side_by_side_keep_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs of a job at a time the first that is committed counts, however slow both are."""
+    monkeypatch.setattr(staged_writes, "RUN_IDLE_MS", 10_000)
+    world = World()
+    writer = Writer(world)
+    for number in range(3):
+        for attempt, run_id in ((6, "one"), (7, "two")):
+            writer.run_id = run_id
+            writer.stage(number, [b"x"], attempt=attempt)
+            world.run(staged_writes.RUN_IDLE_MS * 0.4)
+    writer.wait(6)
+    writer.run_id = "one"
+    writer.commit(3, 3, attempt=6)
+    writer.wait(7)
+    world.run_until(lambda: writer.job().state == STAGED_PUBLISHED)
 
 
 def test_a_queue_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
