@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from tickwheel.client import Client, KeyConflict
+from tickwheel.client.errors import LimitReached
 from tickwheel.client.messages import TOPIC, TOPIC_RULE
 from tickwheel.client.moments import ms_of, span_of
 from tickwheel.client.staging import Rows, StagedAttempt, StagedAttemptWriter, StagedState
@@ -59,6 +61,11 @@ BATCH_ID_MAX = (1 << 62) - 1
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 _COMMITTED = (StagedState.PUBLISHING, StagedState.PUBLISHED)
+NO_ROOM = (
+    "The rows that all jobs have staged fill it. Those of a killed job go after staging_expiry_ms, or when the job is "
+    "run again ten minutes later. A partition that has a row counts 64 KiB at least: write fewer partitions "
+    "(coalesce), fewer rows at a time, or raise staging_bytes_max"
+)
 log = logging.getLogger(__name__)
 
 PERMANENT_NAME = "1 to 64 characters of [A-Za-z0-9_-.]"
@@ -176,7 +183,7 @@ class Run:
         config, named = self.config, self.config.named
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        with config.connection.open() as client:
+        with _explaining_room(), config.connection.open() as client:
             job = client.staging.job(self.job_id, self.batch)
             limits = RowLimits(job.batch_messages_max, job.payload_bytes_max, ms_of("now", job.now + job.delay_max))
             gatherer = RowGatherer(config.topic, limits, config.key_rule)
@@ -276,6 +283,17 @@ class Run:
 
 def _new_run_id() -> str:
     return f"run-{secrets.token_hex(12)}"
+
+
+@contextmanager
+def _explaining_room() -> Iterator[None]:
+    """Says what to do if there was no room for staged rows."""
+    try:
+        yield
+    except LimitReached as error:
+        if error.metadata.get("field") != "staging_bytes_max":
+            raise
+        raise LimitReached(f"{error}. {NO_ROOM}", error.reason, error.metadata) from error
 
 
 def _send(client: Client, attempt: StagedAttemptWriter, blocks: Iterator[Rows], rate_limit: int) -> None:

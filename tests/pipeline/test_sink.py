@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import Client
+from tickwheel.client.errors import LimitReached
 from tickwheel.client.moments import span_of
 from tickwheel.client.staging import StagedJob, staged_job_of
 from tickwheel.node.local_cluster import free_ports
@@ -154,6 +155,23 @@ def test_an_earlier_batch_that_is_not_scheduled_is_told(
     direct(cluster, rows, topic="sink-anew", job_id="anew", batch_id=0)
     assert "job anew: a later micro-batch than 0 was scheduled before" in caplog.text
     assert cluster.payloads("sink-anew").total() == 6
+
+
+def test_a_write_that_finds_no_room_says_what_to_do(spark: SparkSession, cluster: RunningCluster) -> None:
+    """Each topic has a block of its own, and each partition too, which take 64 KiB at least."""
+    admin = cluster.client.admin
+    before = cluster.wait(admin.settings()).staging_bytes_max or 0
+    schema = "topic string, due_ms long, payload string"
+    rows = spark.createDataFrame([(f"sink-room-{n}", ahead(), "x") for n in range(20)], schema)
+    options = Options({"addresses": cluster.addresses, "timeout_s": "0.5"}, OPTIONS)
+    writer = TickwheelWriter(sink_config(options, stream=False), rows.schema)
+    cluster.wait(admin.update_settings(staging_bytes_max=1 << 20))
+    try:
+        with pytest.raises(LimitReached, match=r"staging_bytes_max: limit 1048576 reached.*write fewer partitions"):
+            writer.write(iter(rows.toArrow().to_batches()))
+        writer.abort([])
+    finally:
+        cluster.wait(admin.update_settings(staging_bytes_max=before))
 
 
 def test_bad_rows_of_a_job_that_is_run_again_are_there_once(
