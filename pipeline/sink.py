@@ -227,7 +227,11 @@ class Run:
         if config.named:
             # 0 would mean no fingerprint, and the sum of no rows is 0.
             fingerprint = sum(m.fingerprint for m in messages) % (1 << 64) or 1
+        rejected = sum(m.rejected_rows for m in messages)
+        repeated = any(m.published_before for m in messages)
         with config.connection.open() as client:
+            # Another run of the job may have been faster: the tasks of this one had staged all by then.
+            late = bool(config.named and rejected) and client.staging.job(job_id, self.batch).state in _COMMITTED
             job = client.staging.commit(
                 job_id,
                 self.run_id,
@@ -237,7 +241,6 @@ class Run:
                 memory=span_of(config.job_memory_ms),
                 fingerprint=fingerprint,
             )
-            repeated = any(m.published_before for m in messages)
             if repeated and client.staging.job(job_id, self.batch + 1).state in _COMMITTED:
                 log.warning(
                     "job %s: a later micro-batch than %d was scheduled before, so the rows of this one are not "
@@ -245,10 +248,10 @@ class Run:
                     job_id,
                     self.batch,
                 )
-        rejected = sum(m.rejected_rows for m in messages)
         try:
             # All rows of a named job were read again, so its bad rows take the place of those of its first run.
-            sink_rejected.publish(self.folder, [m.rejected_file for m in messages], replace=repeated and config.named)
+            replace = config.named and (repeated or late)
+            sink_rejected.publish(self.folder, [m.rejected_file for m in messages], replace=replace)
         except (OSError, pa.ArrowException) as error:
             raise RejectedRowsError(
                 f"job {job_id} is done: all rows that can be messages are scheduled, so do not write them again. The "

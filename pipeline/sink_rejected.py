@@ -118,21 +118,23 @@ class RejectedFile:
 def publish(folder: str, names: Sequence[str], *, replace: bool = False) -> None:
     """Move the files of a committed write into place; durable on return. May be repeated.
 
-    `replace`: they take the place of the files that an earlier run of the same job left.
+    `replace`: they take the place of the files that another run of the same job left. Two runs that replace each other
+    at once may both keep theirs, and lose none.
     """
     named = [name for name in names if name]
     if not named:
         return
     system, base = _opened(folder)
+    found = system.get_file_info(fs.FileSelector(base, allow_not_found=True)) if replace else []
     for name in named:
         source = f"{base}/{TEMPORARY}/{name}"
         if system.get_file_info(source).type != fs.FileType.NotFound:
             system.move(source, f"{base}/{name}")
     if isinstance(system, fs.LocalFileSystem):
         fsync_folder(Path(base))
-    if replace:
-        for info in system.get_file_info(fs.FileSelector(base)):
-            if info.base_name not in named and _NAME.fullmatch(info.base_name):
+    for info in found:
+        if info.base_name not in named and _NAME.fullmatch(info.base_name):
+            with contextlib.suppress(FileNotFoundError):  # another run has replaced it
                 system.delete_file(info.path)
     discard(folder, ())
 

@@ -21,11 +21,14 @@ from tickwheel.pipeline.sink_rejected import TEMPORARY, RejectedFile, publish
 ROWS = pa.RecordBatch.from_pylist([{"due_ms": 1, "reason": "x"}])
 
 
-def staged(cluster: RunningCluster, folder: Path, job_id: str) -> tuple[Run, StagedMessage]:
+DUE_MS = time.time_ns() // 1_000_000 + 3_600_000
+
+
+def staged(cluster: RunningCluster, folder: Path, job_id: str, run_id: str = "run-1") -> tuple[Run, StagedMessage]:
     """A run with two good rows and a bad one, up to its commit."""
-    due = time.time_ns() // 1_000_000 + 3_600_000
+    due = DUE_MS
     options = {"addresses": cluster.addresses, "topic": "sink-torn", "job_id": job_id}
-    run = Run(sink_config(Options(options, OPTIONS), stream=False), job_id, 0, "run-1", str(folder))
+    run = Run(sink_config(Options(options, OPTIONS), stream=False), job_id, 0, run_id, str(folder))
     rows = [{"due_ms": due, "payload": "a"}, {"due_ms": due, "payload": "b"}, {"due_ms": None, "payload": "c"}]
     schema = pa.schema([("due_ms", pa.int64()), ("payload", pa.string())])
     return run, run.write(iter([pa.RecordBatch.from_pylist(rows, schema)]))
@@ -66,6 +69,46 @@ def test_bad_rows_outlive_an_abort_after_a_commit_of_which_nobody_heard(
     assert pq.read_table(path).num_rows == 1
     job = cluster.wait(cluster.client.staging.job("torn-3"))
     assert job.state is StagedState.PUBLISHED
+
+
+def test_of_two_runs_at_once_one_leaves_its_bad_rows(cluster: RunningCluster, tmp_path: Path) -> None:
+    """Both had staged all when the first was committed. Who corrects and writes them would otherwise schedule them
+    twice."""
+    pair = [staged(cluster, tmp_path / "bad", "torn-two", run_id) for run_id in ("run-1", "run-2")]
+    for run, message in pair:
+        run.commit([message])
+    [found] = (tmp_path / "bad").rglob("*.parquet")
+    assert found.parent == tmp_path / "bad" and pq.read_table(found).num_rows == 1
+    assert not (tmp_path / "bad" / TEMPORARY).exists()
+
+
+def test_runs_that_replace_bad_rows_at_once_lose_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each took the other's for those of an earlier run: both had moved theirs, then both looked, and both removed."""
+    names = [sink_rejected.file_name(0, attempt) for attempt in (1, 2)]
+    for name in names:
+        with RejectedFile(str(tmp_path), name) as file:
+            file.write([ROWS])
+    (tmp_path / TEMPORARY / names[1]).rename(tmp_path / names[1])
+    opened = sink_rejected._opened
+
+    def in_between(path: str) -> tuple[fs.FileSystem, str]:
+        system, base = opened(path)
+
+        class Late(type(system)):  # type: ignore[misc]
+            """The other run goes on once this one has looked."""
+
+            def get_file_info(self, what: object) -> object:
+                found = system.get_file_info(what)
+                if isinstance(what, fs.FileSelector):
+                    monkeypatch.setattr(sink_rejected, "_opened", opened)
+                    publish(str(tmp_path), names[1:], replace=True)
+                return found
+
+        return Late(), base
+
+    monkeypatch.setattr(sink_rejected, "_opened", in_between)
+    publish(str(tmp_path), names[:1], replace=True)
+    assert list(tmp_path.glob("*.parquet"))
 
 
 @pytest.mark.parametrize("bytes_max", [0, 100], ids=["at its beginning", "at its end"])
