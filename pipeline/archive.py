@@ -91,7 +91,7 @@ def archive(
     added = [_add(spark, place, connection, group, from_ms, to_ms) for group in groups]
     if of_all:
         for gone in set(place.groups()) - set(groups):  # deleted; its last run may have been killed
-            _finish(place, gone, _last_mark(place, gone)[1])
+            _tidy(place, gone)
     return added
 
 
@@ -153,6 +153,15 @@ def _finish(place: ArchivePlace, group: str, last: Mark) -> None:
     """Move the rows of the last run of a group to their days, if it was killed before it had moved all."""
     if last.staged:
         place.publish(group, last.staged)
+
+
+def _tidy(place: ArchivePlace, gone: str) -> None:
+    """Move the rows that the last run of a deleted group has recorded, and remove those of runs that were killed before
+    they recorded theirs."""
+    number, last = _last_mark(place, gone)
+    _finish(place, gone, last)
+    if place.left(gone) and place.record(gone, number, Mark(last.topics).text()):
+        place.clean(gone)
 
 
 def _last_mark(place: ArchivePlace, group: str) -> tuple[int, Mark]:

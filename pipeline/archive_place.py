@@ -80,8 +80,9 @@ class ArchivePlace:
     # -- the records of a group's runs
 
     def groups(self) -> list[str]:
-        """The groups that have records."""
-        return [name for name, is_folder, _ in self._listed(MARKS) if is_folder]
+        """The groups that have records or staged rows."""
+        found = (*self._listed(MARKS), *self._listed(STAGING))
+        return sorted({name for name, is_folder, _ in found if is_folder})
 
     def newest(self, group: str) -> tuple[int, str]:
         """(number, text) of the newest record; (0, "") if there is none."""
@@ -237,12 +238,15 @@ class ArchivePlace:
     def clean(self, group: str) -> None:
         """Remove what killed runs have left. To be called after a record of this run: no other that began before it,
         however slow, can be recorded any more."""
+        for below in self.left(group):
+            self._delete(below)
+
+    def left(self, group: str) -> list[str]:
+        """What killed runs have left, as far as that can be told: it has not changed for LEFT_S."""
         oldest_ms = (time.time() - LEFT_S) * 1_000
-        left = [f"{STAGING}/{group}/{run}" for run, _, _ in self._listed(f"{STAGING}/{group}")]
-        left += [f"{MARKS}/{group}/{name}" for name, _, _ in self._listed(f"{MARKS}/{group}") if name.endswith(".new")]
-        for below in left:
-            if self._do(below, _newest_ms) < oldest_ms:
-                self._delete(below)
+        found = [f"{STAGING}/{group}/{run}" for run, _, _ in self._listed(f"{STAGING}/{group}")]
+        found += [f"{MARKS}/{group}/{name}" for name, _, _ in self._listed(f"{MARKS}/{group}") if name.endswith(".new")]
+        return [below for below in found if self._do(below, _newest_ms) < oldest_ms]
 
     # -- both
 

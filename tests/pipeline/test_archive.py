@@ -232,6 +232,23 @@ def test_rows_of_a_killed_run_outlive_their_group(spark: SparkSession, tmp_path:
     assert not staged.exists()
 
 
+def test_what_a_killed_run_of_a_deleted_group_has_left_goes(spark: SparkSession, tmp_path: Path) -> None:
+    """No later run of the group removes it. One that still stands still has had a day, and is refused its record."""
+    left, younger = (tmp_path / "_staging" / "gone" / name for name in ("0" * 32, "1" * 32))
+    for folder in (left, younger):
+        (folder / "_temporary").mkdir(parents=True)
+        (folder / "_temporary" / "rows.parquet").write_bytes(b"rows")
+    for path in (left, *left.rglob("*")):
+        os.utime(path, (0, 0))
+    with SyncFakeCluster() as no_groups:
+        for _ in range(2):
+            archive(spark, tmp_path, Connection((no_groups.address,), tls=None, timeout_s=15.0))
+            assert [path.name for path in (tmp_path / "_staging" / "gone").iterdir()] == [younger.name]
+    place = ArchivePlace(spark, tmp_path)
+    assert not place.record("gone", 0, Mark(staged=left.name).text())
+    assert place.newest("gone")[0] == 1, "one record, not one each run"
+
+
 def test_only_the_days_that_are_asked_for(
     spark: SparkSession, cluster: RunningCluster, handled: Handled, tmp_path: Path, rows: DataFrame
 ) -> None:
