@@ -183,6 +183,9 @@ def _claim(target: Path) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
         found = {path.name for path in target.iterdir()}
+        if {FILE_NAME, BUNDLES} <= found <= {FILE_NAME, RUNS, BUNDLES, REJECTED}:
+            shutil.rmtree(target / RUNS, ignore_errors=True)  # of a build that was killed just after its end
+            raise BuildError(f"{target}: it is not empty: it holds a finished build; name a new folder for another one")
         if RUNS in found and found <= {RUNS, BUNDLES, REJECTED}:
             raise BuildError(
                 f"{target}: it is not empty: a build into it is still at work, or was killed; if so, remove the folder"

@@ -27,7 +27,7 @@ from tickwheel.pipeline.build import BuildConfig, BuildError, build, build_parqu
 from tickwheel.pipeline.bundling import BUNDLES, encoded, steps
 from tickwheel.pipeline.hashes import key_hashes, tag_hashes
 from tickwheel.pipeline.load import Loader, LoadError, Progress, load
-from tickwheel.pipeline.manifest import Manifest, ManifestError, check_content, read_manifest
+from tickwheel.pipeline.manifest import Manifest, ManifestError, check_content, read_manifest, write_manifest
 from tickwheel.pipeline.meta_column import KEYED_META_COLUMNS, meta_column
 from tickwheel.pipeline.parquet_pieces import find
 from tickwheel.pipeline.runs import DIRECTORY as RUNS
@@ -202,6 +202,22 @@ def test_a_folder_of_a_killed_build_is_told_from_others(tmp_path: Path) -> None:
     (target / "mine").touch()
     with pytest.raises(BuildError, match="name a new folder"):
         building._claim(target)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_build_that_was_killed_just_after_its_end_is_finished(tmp_path: Path, *, others: bool) -> None:
+    """Its runs, as large as all its bundles, stayed, and the second run said no more than that the folder is not
+    empty. A folder in which something else lies is left alone."""
+    target = tmp_path / "out"
+    building._claim(target)
+    (target / BUNDLES).mkdir()
+    write_manifest(target, Manifest(1_000, 0, 0, []))
+    if others:
+        (target / "mine").touch()
+    with pytest.raises(BuildError, match="not empty; name a new" if others else "holds a finished build"):
+        building._claim(target)
+    assert (target / RUNS).exists() == others
+    assert read_manifest(target).units == 0
 
 
 def test_a_damaged_build_is_not_loaded(spark: SparkSession, tmp_path: Path) -> None:
