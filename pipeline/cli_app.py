@@ -124,6 +124,10 @@ class SparkOptions:
             raise failed(str(error)) from None
         except PySparkException as error:
             raise failed(reason_of(error, "Spark did not start")) from None
+        except Exception as error:
+            if java_has_ended(error):
+                raise failed(JAVA_ENDED) from None
+            raise
         try:
             with interrupted(session):
                 yield session

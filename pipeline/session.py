@@ -178,7 +178,10 @@ def java_has_ended(error: Exception | None = None) -> bool:
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None or isinstance(error, Py4JJavaError):  # that is an answer of Java
         return False
-    if isinstance(error, (Py4JError, ConnectionError, EOFError)):
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, (Py4JError, ConnectionError, EOFError)):
+        cause = cause.__cause__  # an error of ours may name the place
+    if cause is not None and not isinstance(cause, Py4JJavaError):
         with suppress(subprocess.TimeoutExpired):
             process.wait(JAVA_END_S)  # it may have closed its connections and not be gone
     return process.poll() is not None

@@ -21,6 +21,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession, functions
 
 from tickwheel.pipeline import options, sink, source_pending, source_stream, spark_classes
+from tickwheel.pipeline.archive_place import ArchiveError
 from tickwheel.pipeline.session import NoJavaError, class_options, find_java, java_classes, java_has_ended
 from tickwheel.pipeline.source import TickwheelSource
 from tickwheel.pipeline.spark_errors import reason_of
@@ -122,7 +123,44 @@ def test_a_command_whose_java_was_killed_says_so() -> None:
     assert "KeyboardInterrupt" not in ended.stderr
 
 
-@pytest.mark.parametrize("error", [Py4JError("An error occurred while calling o1.count"), ConnectionRefusedError()])
+KILLED_EARLY = """
+from pyspark.core import context
+from tickwheel.client.errors import RequestRefused
+from tickwheel.pipeline.cli_app import SparkOptions
+
+def launched(*arguments, launch=context.launch_gateway):
+    gateway = launch(*arguments)
+    gateway.proc.kill()
+    return gateway
+
+context.launch_gateway = launched
+try:
+    with SparkOptions("local[1]").session(quick=True):
+        pass
+except RequestRefused as error:
+    print(error)
+"""
+
+
+def test_a_command_whose_java_was_killed_as_spark_began_says_so() -> None:
+    """It ended with a traceback, or with `Connection refused` and the hint to look at path, owner and free space."""
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED_EARLY], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.stdout.startswith("Spark's Java process has ended before the work was done"), ended
+
+
+def naming_the_place() -> ArchiveError:
+    """As the archive raises it."""
+    error = ArchiveError("/lake: Connection refused")
+    error.__cause__ = ConnectionRefusedError()
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Py4JError("An error occurred while calling o1.count"), ConnectionRefusedError(), naming_the_place()],
+)
 def test_a_java_that_is_about_to_end_has_ended(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Its connections are gone before it is. py4j tells a broken connection as an error of the call."""
     with subprocess.Popen(["sleep", "0.2"]) as process:
