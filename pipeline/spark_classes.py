@@ -7,9 +7,12 @@ if it cannot be made.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark import SparkContext
@@ -23,6 +26,8 @@ from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session
 START_MS = 1_800_000_000_000
 ROWS = 1_000
 TIMEOUT_S = 600.0
+ASIDE = "spark-classes-"
+"""How the names of the folders begin in which a file is made."""
 
 
 def make() -> Path | None:
@@ -32,7 +37,8 @@ def make() -> Path | None:
     if made.exists():
         return made
     made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="spark-classes-", dir=made.parent) as folder:
+    _remove_left(made.parent)
+    with tempfile.TemporaryDirectory(prefix=ASIDE, dir=made.parent) as folder:
         aside = Path(folder) / made.name
         # A process of its own, since one process has one JVM, which writes the file when it ends.
         command = [sys.executable, "-P", "-m", __spec__.name, str(aside)]
@@ -45,6 +51,14 @@ def make() -> Path | None:
         if other != made:
             other.unlink(missing_ok=True)  # of another version; who has it mapped keeps it
     return made
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what makers left that were killed: one that lives has begun less than TIMEOUT_S ago."""
+    for aside in folder.glob(f"{ASIDE}*/"):
+        with suppress(FileNotFoundError):  # its maker has ended meanwhile
+            if aside.stat().st_mtime < time.time() - 2 * TIMEOUT_S:
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 def _load_classes(out: Path) -> None:

@@ -193,6 +193,9 @@ def test_spark_classes_are_made_once_and_whole(tmp_path: Path, monkeypatch: pyte
     path = java_classes(java)
     path.parent.mkdir(parents=True)
     path.with_stem("spark-classes-of-earlier").touch()
+    killed = path.parent / "spark-classes-killed"
+    killed.mkdir()
+    os.utime(killed, (0, 0))
     with ThreadPoolExecutor(2) as pool:
         assert {*pool.map(lambda _: spark_classes.make(), range(2))} == {path}
     assert spark_classes.make() == path
