@@ -46,6 +46,7 @@ from tickwheel.pipeline.sink_rejected import RejectedFile, discard, one_of, publ
 from tickwheel.pipeline.sink_rows import RowLimits, check_schema, told
 from tickwheel.pipeline.spark_errors import raising
 from tickwheel.storage.bundle import CHUNKS_MAX, LOG_BYTES_MAX, UNITS_MAX
+from tickwheel.storage.plain_file import ASIDE_SUFFIX
 from tickwheel.storage.unit import HOUR_MS
 
 DUE_MS_MAX = 4_102_444_800_000
@@ -186,7 +187,7 @@ def _claim(target: Path) -> None:
         if {FILE_NAME, BUNDLES} <= found <= {FILE_NAME, RUNS, BUNDLES, REJECTED}:
             shutil.rmtree(target / RUNS, ignore_errors=True)  # of a build that was killed just after its end
             raise BuildError(f"{target}: it is not empty: it holds a finished build; name a new folder for another one")
-        if RUNS in found and found <= {RUNS, BUNDLES, REJECTED}:
+        if RUNS in found and found <= {RUNS, BUNDLES, REJECTED, FILE_NAME + ASIDE_SUFFIX}:
             raise BuildError(
                 f"{target}: it is not empty: a build into it is still at work, or was killed; if so, remove the folder"
             )
