@@ -141,8 +141,8 @@ class Loader:
 
         teller = asyncio.create_task(tell())
         try:
-            for place in range(progress.taken, len(manifest.bundles)):
-                await self._take_over(place, addresses, senders)
+            while progress.taken < len(manifest.bundles):  # another load of the job may have had some taken over, too
+                await self._take_over(progress.taken, addresses, senders)
         finally:
             for task in (teller, *senders):
                 task.cancel()

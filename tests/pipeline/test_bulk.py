@@ -21,8 +21,10 @@ from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import AsyncClient
+from tickwheel.client.bulk import LoadProgress
 from tickwheel.client.messages import is_tag
 from tickwheel.pipeline import build as building
+from tickwheel.pipeline import load as loading
 from tickwheel.pipeline.build import BuildConfig, BuildError, build, build_parquet
 from tickwheel.pipeline.bundling import BUNDLES, encoded, steps
 from tickwheel.pipeline.hashes import key_hashes, tag_hashes
@@ -277,6 +279,32 @@ def test_a_loaded_message_is_like_any_other(spark: SparkSession, cluster: Runnin
     build(frame(spark, 5, "loaded"), tmp_path / "fourth", BuildConfig(tasks=1, slot_ms=500))
     with pytest.raises(LoadError, match="ticks of 1000 ms"):
         loaded(cluster, tmp_path / "fourth")
+
+
+def test_a_load_goes_on_from_where_another_one_is(
+    spark: SparkSession, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody gives the command a second time while the first is at work. The slower one waited for bundles that it
+    did not send any more, and failed after two minutes, although all was loaded."""
+    monkeypatch.setattr(loading, "GIVE_UP_S", 5.0)
+    manifest = build(frame(spark, 600, "loaded-twice"), tmp_path / "out", BuildConfig(tasks=2, bundle_messages_max=100))
+
+    class Overtaken(Loader):
+        """Another load does all before this one has its first bundle taken over."""
+
+        async def _take(self, place: int) -> LoadProgress:
+            if not place:
+                async with AsyncClient(cluster.addresses.split(",")) as client:
+                    await load(tmp_path / "out", client)
+            return await super()._take(place)
+
+    async def go() -> Progress:
+        async with AsyncClient(cluster.addresses.split(",")) as client:
+            return await Overtaken(client, tmp_path / "out", manifest).run()
+
+    done = cluster.wait(go())
+    assert (done.taken, done.taken_units) == (len(manifest.bundles), 600)
+    assert len(manifest.bundles) >= 6 and cluster.payloads("loaded-twice") == Counter(f"row-{n}" for n in range(600))
 
 
 def test_a_load_outlives_its_master_and_a_node_that_is_down(
