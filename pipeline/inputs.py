@@ -58,7 +58,15 @@ def read_parquet(spark: SparkSession, source: str) -> DataFrame:
         local = None
     if local is not None and local.is_dir():
         files_below(local)
-    whole = spark.read.option("recursiveFileLookup", "true").parquet(source)
+    try:
+        whole = spark.read.option("recursiveFileLookup", "true").parquet(source)
+    except AnalysisException as error:
+        if "TIMESTAMP(NANOS" not in str(error):
+            raise
+        raise InputError(
+            f"{source}: it has times in nanoseconds, which Spark does not read; write them in microseconds (pandas: "
+            "to_parquet(..., coerce_timestamps='us', allow_truncated_timestamps=True))"
+        ) from error
     try:
         frame = spark.read.parquet(source)  # has the columns that folders stand for
     except AnalysisException:  # all files are in folders that stand for none

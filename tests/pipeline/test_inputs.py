@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from tickwheel.pipeline.build import BuildError, build_parquet
@@ -46,6 +47,17 @@ def test_files_in_plain_folders_are_read_by_every_command(spark: SparkSession, t
     assert build_parquet(spark, str(tmp_path / "in"), tmp_path / "by-spark").units == 8
     (tmp_path / "in" / "a.parquet").unlink()
     assert read_parquet(spark, f"file://{tmp_path}/in").count() == 5, "no file in the folder itself"
+
+
+def test_times_in_nanoseconds_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    """As pandas writes them. Spark says only which type is illegal; `build` reads them by Arrow."""
+    due_at = pa.array([time.time_ns()], pa.timestamp("ns", "UTC"))
+    pq.write_table(pa.table({"topic": ["t"], "due_at": due_at, "payload": ["x"]}), tmp_path / "in.parquet")
+    with pytest.raises(InputError, match="write them in microseconds"):
+        read_parquet(spark, str(tmp_path / "in.parquet"))
+    assert build_parquet(spark, str(tmp_path / "in.parquet"), tmp_path / "out").units == 1
+    with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
+        read_parquet(spark, str(tmp_path / "missing"))
 
 
 def test_folders_that_stand_for_columns_stay_columns(spark: SparkSession, tmp_path: Path) -> None:
