@@ -68,6 +68,10 @@ GOOD: dict[str, Case] = {
         RunsOnce,
         [BEGAN, PUT, extra(2, "a"), changed(3, "delete", 600), replace(PUT, index=4), extra(5, "a")],
     ),
+    "a new schedule of the name has runs of its own": (
+        RunsOnce,
+        [BEGAN, PUT, seen(2, 1_000), changed(3, "delete", 1_000), replace(PUT, index=4), seen(5, 1_000)],
+    ),
     "late, while faults were there": (RunsOnce, [BEGAN, PUT, seen(2, 1_000, at_ms=50_000)]),
 }
 
