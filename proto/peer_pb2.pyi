@@ -576,6 +576,7 @@ class Sync(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     LOG_LEVEL_FIELD_NUMBER: _builtins.int
     DISK_UUID_FIELD_NUMBER: _builtins.int
+    MEMBERS_LOG_LEVEL_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     tick: _builtins.int
     local_index: _builtins.int
@@ -588,6 +589,8 @@ class Sync(_message.Message):
     """Level of log content that the master understands, as in the answer; 0: from a version that did not say it."""
     disk_uuid: _builtins.str
     """In the file `leases` alone: the disk that it was written on. Older versions leave it out."""
+    members_log_level: _builtins.int
+    """Level that every member is known to understand; 0: none, or from a version that did not say it."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRange]:
         """Not more than 2,000 and about a megabyte."""
@@ -604,10 +607,11 @@ class Sync(_message.Message):
         complete: _builtins.bool = ...,
         log_level: _builtins.int = ...,
         disk_uuid: _builtins.str = ...,
+        members_log_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "complete", b"complete", "disk_uuid", b"disk_uuid", "leases", b"leases", "local_index", b"local_index", "log_level", b"log_level", "number", b"number", "sent_ns", b"sent_ns", "tick", b"tick"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "complete", b"complete", "disk_uuid", b"disk_uuid", "leases", b"leases", "local_index", b"local_index", "log_level", b"log_level", "members_log_level", b"members_log_level", "number", b"number", "sent_ns", b"sent_ns", "tick", b"tick"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,7 @@ from tickwheel.node.core.watch.settled_pins import SettledPins
 from tickwheel.node.core.watch.trace import Tracer
 from tickwheel.node.core.world import ClusterMs, Now, Ports
 from tickwheel.node.failure import Failure
+from tickwheel.node.state.schema import LOG_LEVEL
 from tickwheel.proto import admin_pb2
 from tickwheel.replication.log import Member
 
@@ -145,7 +146,9 @@ class Parts:
         self.retention = Retention(core)
 
         # The sync: what this node tells the other members.
-        self.sync = SyncState(core, self.delivery, self.disk_room, lambda: bool(self.bulk.waiting))
+        self.sync = SyncState(
+            core, self.delivery, self.disk_room, lambda: bool(self.bulk.waiting), self._members_log_level
+        )
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
         self.synced_file = SoftFile(ports.disk, ports.executor, SYNCED_PATH, synced.pack())
@@ -301,6 +304,10 @@ class Parts:
     def voters(self) -> list[str]:
         """Ids of the voting members."""
         return [member.node_id for member in self._core.log.members() if not member.learner]
+
+    def _members_log_level(self) -> int:
+        """The highest level that every member is known to read; 0: none."""
+        return next((level for level in range(LOG_LEVEL, 0, -1) if self._all_understand(level)), 0)
 
     def _all_understand(self, level: int) -> bool:
         """Whether every other member reads a log of a level. For a founder that has said nothing yet, perhaps because

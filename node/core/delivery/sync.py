@@ -40,10 +40,13 @@ class SyncState:
         delivery: Delivery,
         disk_room: DiskRoom,
         waits_for_bundle: Callable[[], bool],
+        members_log_level: Callable[[], int],
     ) -> None:
+        """`members_log_level` returns the level that every member is known to understand in the log; 0: none."""
         self._core = core
         self._disk_room = disk_room
         self._waits_for_bundle = waits_for_bundle
+        self._members_log_level = members_log_level
         self._clock = core.clock
         self._wheel = core.wheel
         self._delivery = delivery
@@ -54,6 +57,8 @@ class SyncState:
         """Peer to (applied index, when it said so)."""
         self._levels: dict[str, int] = {}
         """Peer to what it said it understands in the log."""
+        self._told_level = 0
+        """What every member understands, as the last master said."""
         self.enabled = True
         """Switched off by tests that show what the sync is for."""
 
@@ -66,6 +71,7 @@ class SyncState:
         self.heard = earlier.heard
         self._delivery.leases.heard = earlier._delivery.leases.heard
         self._levels.update(earlier._levels)
+        self._told_level = earlier._told_level
 
     def newest(self, leading_term: int) -> Synced:
         """The newest pair this node knows: its own as master of `leading_term`, else (0) what it heard."""
@@ -90,6 +96,7 @@ class SyncState:
                 leases=ranges,
                 complete=complete,
                 log_level=LOG_LEVEL,
+                members_log_level=self._members_log_level(),
             )
         )
 
@@ -100,6 +107,7 @@ class SyncState:
         heard = self.heard
         if sync.log_level:
             self._levels[peer_id] = sync.log_level
+        self._told_level = sync.members_log_level
         if frame.term > heard.term or sync.number > heard.number:
             if frame.term > heard.term:
                 heard.tick, heard.local_index = 0, 0
@@ -130,10 +138,12 @@ class SyncState:
         self._disk_room.hear(peer_id, frame.sync_reply.disk_free_bytes, above=frame.sync_reply.disk_above_mark)
 
     def understands(self, level: int, peer_id: str) -> bool | None:
-        """Whether a member said last that it reads a log of this level, as a slave or as master; None: it has said
-        nothing yet."""
+        """Whether a member reads a log of this level, as it said last, as a slave or as master; else as an earlier
+        master said of all members. None: neither has said so."""
         said = self._levels.get(peer_id)
-        return None if said is None else said >= level
+        if said is None:
+            return True if level <= self._told_level else None
+        return said >= level
 
     def roomy_peers(self, members: Sequence[str]) -> list[str]:
         """Slaves that said within ROOM_MS that their disk is not above its mark."""

@@ -13,6 +13,7 @@ from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.schedule.dispatcher import Phase
 from tickwheel.node.core.watch.status import node_status
+from tickwheel.node.state.schema import LOG_LEVEL
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.journal import Journal
@@ -115,6 +116,24 @@ def test_a_master_says_that_it_serves_only_when_it_does() -> None:
     master = world.elect().host
     assert master is not None
     world.run_until(lambda: node_status(master.core).state == admin_pb2.NODE_SERVING, 1_000)
+
+
+def test_a_new_master_knows_what_a_member_reads_that_is_away() -> None:
+    """In a rolling upgrade a master writes nothing new before all members read it. The next master, which has not heard
+    the third member yet or cannot, goes on writing it: else its entries would mean less than those before."""
+    world = World(3)
+    master = world.elect()
+    assert master.host is not None
+    world.run(300)
+    assert master.host.core.parts._all_understand(LOG_LEVEL)
+    away = next(node for node in world.nodes.values() if node is not master)
+    away.kill()
+    answers: list[object] = []
+    master.host.core.parts.mastership.start_transfer(None, answers.append)
+    world.run_until(lambda: bool(answers) and world.master() not in (None, master))
+    following = world.elect()
+    assert following.host is not None and following is not away
+    assert following.host.core.parts._all_understand(LOG_LEVEL)
 
 
 def test_planned_handover_repeats_nothing() -> None:
