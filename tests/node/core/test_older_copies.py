@@ -40,6 +40,23 @@ def put_back(node: Node, older: object) -> None:
     node.disk = copy.deepcopy(older)  # type: ignore[assignment]
 
 
+def set_back(world: World, client: Client, master: Node, *members: Node) -> int:
+    """Stop the members, each with a copy from before the last five entries. Returns how far the log was committed."""
+    older = {}
+    for node in members:
+        node.kill()
+        older[node.name] = copy.deepcopy(node.disk)
+        node.start()
+        world.run(500)
+    schedule(world, client, 5)
+    committed = last_index(master)
+    for node in members:
+        node.kill()
+        put_back(node, older[node.name])
+    world.run(2_000)
+    return committed
+
+
 def told(node: Node) -> list[dict[str, object]]:
     """What a node said of members that lost entries."""
     return [line.fields for line in node.reported if line.event == "a member has lost entries that it had acknowledged"]
@@ -90,17 +107,7 @@ def test_two_older_copies_follow_the_third_that_has_all(seed: int, *, whole: boo
     `whole` False: the third reaches one of them alone."""
     world, client, master, one = running(seed)
     [two] = [node for node in world.nodes.values() if node not in (master, one)]
-    older = {}
-    for node in (one, two):
-        node.kill()
-        older[node.name] = copy.deepcopy(node.disk)
-        node.start()
-        world.run(500)
-    schedule(world, client, 5)
-    for node in (one, two):
-        node.kill()
-        put_back(node, older[node.name])
-    world.run(2_000)
+    set_back(world, client, master, one, two)
     if not whole:
         world.cut.add(frozenset((master.name, two.name)))
     one.start()
@@ -114,18 +121,7 @@ def test_two_older_copies_elect_no_master_without_what_the_third_knows() -> None
     gone they wait for it, and say why."""
     world, client, master, one = running()
     [two] = [node for node in world.nodes.values() if node not in (master, one)]
-    older = {}
-    for node in (one, two):
-        node.kill()
-        older[node.name] = copy.deepcopy(node.disk)
-        node.start()
-        world.run(500)
-    schedule(world, client, 5)
-    committed = last_index(master)
-    for node in (one, two):
-        node.kill()
-        put_back(node, older[node.name])
-    world.run(2_000)
+    committed = set_back(world, client, master, one, two)
     assert world.master() is None
     world.cut_off(two.name)
     one.start()
