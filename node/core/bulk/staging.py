@@ -396,12 +396,13 @@ class RunsHeard:
     def idle_others(self, job: Job, run_id: str, steady_ms: SteadyMs, resting_ms: int, idle_ms: int) -> list[str]:
         """A block of `run_id` has come, `resting_ms` after the last one that was staged for the job: the other runs
         with rows staged of which nothing came for `idle_ms`. Each is named once."""
-        runs = self._runs.setdefault(job.job_id, {})
-        if runs.pop(run_id, None) is None:
-            for staged in {attempt.run_id for attempt in job.attempts.values()} - {run_id}:
-                runs.setdefault(staged, SteadyMs(steady_ms - max(0, resting_ms)))
+        runs = self._runs.get(job.job_id)
+        if runs is None:  # the job may have as many runs as blocks: they are looked at once, and few are remembered
+            staged = sorted({attempt.run_id for attempt in job.attempts.values()})
+            since_ms = SteadyMs(steady_ms - max(0, resting_ms))
+            runs = self._runs[job.job_id] = dict.fromkeys(staged[:RUNS_HEARD_MAX], since_ms)
         runs[run_id] = steady_ms
-        while len(runs) > RUNS_HEARD_MAX:
+        if len(runs) > RUNS_HEARD_MAX:
             del runs[min(runs, key=lambda name: runs[name])]
         idle = {name for name, heard_ms in runs.items() if steady_ms - heard_ms >= idle_ms}
         for name in idle:
